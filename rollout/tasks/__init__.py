@@ -1,0 +1,1 @@
+"""Tasks: the struct, its formats and the bundled families."""

@@ -1,0 +1,167 @@
+"""What flows through the engine: turns, trajectories, verdicts, groups.
+
+Invariant: all of it is immutable once made; a trajectory's columns have one entry per token and
+its `token_ids` are exactly what was sent to and sampled from the policy server.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class StopReason(StrEnum):
+    """Why an episode ended. Every one is an outcome that can be trained or masked."""
+
+    SUBMITTED = "submitted"
+    """Single-turn: the action was the submission. Multi-turn: the visible tests passed."""
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    """The action or the context hit its token budget."""
+    TIMEOUT = "timeout"
+    """The episode's deadline passed."""
+
+
+STOP_REASON_CODES: dict[StopReason, int] = {reason: code for code, reason in enumerate(StopReason)}
+"""Stable wire codes of the lane's `stop_reason u8` column; append only."""
+
+
+class Invalid(msgspec.Struct, frozen=True, tag="invalid"):
+    """No reward could be known: a fault of ours. Masked out of group statistics."""
+
+    reason: str
+
+
+class Reward(msgspec.Struct, frozen=True, tag="reward"):
+    """A reward that was earned, in [0, 1] for the built-in rules."""
+
+    value: float
+
+
+class TestResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One test of one layer."""
+
+    name: str
+    passed: bool
+    detail: str = ""
+    """Why it failed, bounded; for visible tests this is what the policy reads."""
+
+
+class LayerVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What one verification layer found."""
+
+    layer: str
+    """`visible`, `hidden`, …"""
+    passed: bool
+    score: float
+    """Fraction of its tests that passed, in [0, 1]."""
+    num_tests: int
+    num_passed: int
+    evidence: str = ""
+    """Bounded text: the first failure, or the outcome's reason (`timeout`, `oom`, …)."""
+    wall_s: float = 0.0
+    tests: tuple[TestResult, ...] = ()
+    version: int = 1
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The judgement of one submission: every layer, and the reward they make."""
+
+    task_id: str
+    reward: Reward | Invalid
+    layers: tuple[LayerVerdict, ...] = ()
+
+    def layer(self, name: str) -> LayerVerdict | None:
+        """The verdict of the named layer, or None when it did not run."""
+        return next((layer for layer in self.layers if layer.layer == name), None)
+
+
+class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One command that an action executed, as it is journaled (texts capped)."""
+
+    argv: tuple[str, ...]
+    reason: str
+    exit_code: int | None
+    signal: int | None
+    wall_s: float
+    cpu_s: float
+    peak_memory_bytes: int
+    stdout: str
+    stderr: str
+    truncated_bytes: int
+
+
+class Turn(msgspec.Struct, frozen=True, kw_only=True):
+    """One action and the observation after it."""
+
+    action: str
+    """Decoded text of the sampled tokens."""
+    submission: str | None
+    """The program extracted from the action; None where it holds none."""
+    observation: str
+    """What the policy is shown next; empty after the last turn."""
+    finish_reason: str
+    """The policy server's own word: `stop`, `length`, `abort`."""
+    num_action_tokens: int
+    commands: tuple[CommandRecord, ...] = ()
+    visible: LayerVerdict | None = None
+
+
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens [start, end) of a trajectory that were sampled under one weight version."""
+
+    start: int
+    end: int
+    version: int
+
+
+class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+    """The immutable record of a finished episode.
+
+    `token_ids`, `loss_mask` and `logprobs` are columns of equal length T; `logprobs` is 0.0 where
+    `loss_mask` is False. Logprobs are in nats, after temperature.
+    """
+
+    trajectory_id: str
+    """`<group_id>/<sibling index>/<attempt>`"""
+    task_id: str
+    group_id: int
+    sibling: int
+    token_ids: list[int]
+    loss_mask: list[bool]
+    logprobs: list[float]
+    spans: tuple[VersionSpan, ...]
+    temperature: float
+    turns: tuple[Turn, ...]
+    verdict: Verdict
+    stop_reason: StopReason
+    wall_s: float = 0.0
+    seed: int = 0
+
+    @property
+    def reward(self) -> Reward | Invalid:
+        """The verdict's reward."""
+        return self.verdict.reward
+
+    @property
+    def oldest_version(self) -> int | None:
+        """Smallest weight version of any sampled token; None without sampled tokens."""
+        return min((span.version for span in self.spans), default=None)
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """All siblings of one task, complete. `advantages[i]` belongs to `trajectories[i]`."""
+
+    group_id: int
+    task_id: str
+    trajectories: tuple[Trajectory, ...]
+    advantages: tuple[float, ...] = ()
+
+
+class DroppedGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """A group that left without being delivered, and why."""
+
+    group_id: int
+    task_id: str
+    reason: str

@@ -1,0 +1,64 @@
+"""Faults of the sandbox layer: our own failures, never the sandboxed code's.
+
+    SandboxError
+    ├── ConfigError        a value that the caller gave is wrong; nothing has been started
+    ├── CapabilityError    this host cannot isolate (or enforce what a spec insists on)
+    ├── StartError         a jail did not come up
+    ├── SandboxDiedError   a sandbox, or the warden that holds it, ended under a caller
+    ├── TransferError      a file could not be moved in or out (not a regular file, over its cap, …)
+    └── ProtocolError      a frame that breaks the wire format
+
+What the sandboxed code did (exit codes, limits hit) is an `Outcome`, a value, and never raised.
+"""
+
+from __future__ import annotations
+
+
+class SandboxError(Exception):
+    """Base of every fault raised by `sandbox`."""
+
+
+class ConfigError(SandboxError):
+    """A value given by the caller cannot be used; raised before anything starts.
+
+    Args:
+        field: the name of the offending field, dotted (`limits.memory_bytes`).
+        value: the value that was given.
+        remedy: what to write instead, or what to install.
+    """
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        super().__init__(f"{field} = {value!r}: {remedy}")
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+
+
+class CapabilityError(SandboxError):
+    """The host lacks something that isolation, or a limit a spec insists on, depends on.
+
+    Args:
+        missing: what is missing, in a few words.
+        remedy: how to turn it on.
+    """
+
+    def __init__(self, missing: str, remedy: str) -> None:
+        super().__init__(f"{missing}; {remedy}")
+        self.missing = missing
+        self.remedy = remedy
+
+
+class StartError(SandboxError):
+    """A jail could not be built; the message carries the jail tool's own words."""
+
+
+class SandboxDiedError(SandboxError):
+    """The sandbox or its warden ended while, or before, it was used."""
+
+
+class TransferError(SandboxError):
+    """A file transfer was refused or failed; names the path and the reason."""
+
+
+class ProtocolError(SandboxError):
+    """A peer sent a frame that breaks the wire format."""

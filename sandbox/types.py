@@ -1,0 +1,159 @@
+"""The values that cross the sandbox's boundary: what is asked for, and what came of it.
+
+Invariant: everything here is immutable plain data; requests (`Limits`) and measurements (`Usage`)
+are different types, and an `Outcome` is complete when it is handed out.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import Literal
+
+import msgspec
+
+from sandbox.errors import ConfigError
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Quotas of one sandbox; each is enforced or reported in `Outcome.unenforced`."""
+
+    memory_bytes: int = 512 * MIB
+    """Resident memory of every process together, swap included (the disk quota comes on top)."""
+    cpus: float = 1.0
+    """CPU time per wall second, in cores."""
+    pids: int = 64
+    """Processes and threads alive at once."""
+    disk_bytes: int = 64 * MIB
+    """All writable mounts together (workspace, /tmp, /dev/shm)."""
+    inodes: int = 16_384
+    """Files, directories and links in all writable mounts together."""
+    open_files: int = 256
+    """Descriptors of one process."""
+    file_size_bytes: int = 64 * MIB
+    """Largest single file that a process may write."""
+
+    def __post_init__(self) -> None:
+        for field, low, high in (
+            ("memory_bytes", 8 * MIB, 1 << 44),
+            ("pids", 2, 1 << 20),
+            ("disk_bytes", 64 * KIB, 1 << 44),
+            ("inodes", 16, 1 << 30),
+            ("open_files", 16, 1 << 20),
+            ("file_size_bytes", 0, 1 << 44),
+        ):
+            value = getattr(self, field)
+            if not low <= value <= high:
+                raise ConfigError(f"limits.{field}", value, f"must lie between {low} and {high}")
+        if not (math.isfinite(self.cpus) and 0.01 <= self.cpus <= 1024):
+            raise ConfigError("limits.cpus", self.cpus, "must lie between 0.01 and 1024 cores")
+
+
+class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sandbox is made of. Equal specs describe interchangeable sandboxes."""
+
+    image: str = "host"
+    """Root file system: `host` (this machine's read-only /usr, /bin, /lib … and a minimal /etc),
+    `python` (the host image and a world-readable interpreter at /opt/python, made by
+    `rollout image build python`), or an absolute path of a directory image."""
+    limits: Limits = Limits()
+    env: dict[str, str] = {}
+    """Environment of every command, over the minimal default; a command's own comes on top."""
+    network: Literal["none"] = "none"
+    """`none`: a private network namespace with loopback alone."""
+    jail: Literal["bubblewrap"] = "bubblewrap"
+    """The tool that builds the namespaces."""
+    insist: tuple[str, ...] = ()
+    """Names of limits that must be enforced (`memory`, `cpus`, `pids`, `disk`); where the host
+    cannot, creation raises `CapabilityError` instead of reporting."""
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One execution in a sandbox."""
+
+    argv: tuple[str, ...]
+    cwd: str = "/workspace"
+    env: dict[str, str] = {}
+    stdin: bytes = b""
+    timeout_s: float = 30.0
+    """Wall time; when it is over, everything that this command started is killed."""
+    cpu_s: float | None = None
+    """CPU seconds of the command (RLIMIT_CPU); None for no limit beside the wall time."""
+    output_limit_bytes: int = 1 * MIB
+    """Kept of stdout and of stderr, each; head and tail are kept and the rest counted."""
+    kill_output_bytes: int | None = None
+    """The command is killed (reason `output_limit`) once one stream has produced this much;
+    None for 64 times `output_limit_bytes`."""
+
+    def __post_init__(self) -> None:
+        if not self.argv or not all(isinstance(word, str) and "\0" not in word for word in self.argv):
+            raise ConfigError("command.argv", self.argv, "must be one or more strings without NUL")
+        if not (math.isfinite(self.timeout_s) and 0 < self.timeout_s <= 86_400):
+            raise ConfigError("command.timeout_s", self.timeout_s, "must lie in (0, 86400] seconds")
+        if self.cpu_s is not None and not (math.isfinite(self.cpu_s) and 0 < self.cpu_s <= 86_400):
+            raise ConfigError("command.cpu_s", self.cpu_s, "must lie in (0, 86400] seconds")
+        if not 0 <= self.output_limit_bytes <= GIB:
+            raise ConfigError("command.output_limit_bytes", self.output_limit_bytes, "must lie between 0 and 1 GiB")
+        if not self.cwd.startswith("/"):
+            raise ConfigError("command.cwd", self.cwd, "must be an absolute path inside the sandbox")
+
+
+class Reason(StrEnum):
+    """Why a command ended. Only what was observed: never a guess from an exit code."""
+
+    EXIT = "exit"
+    """It exited by itself, with `exit_code`."""
+    SIGNAL = "signal"
+    """A signal that we did not send ended it (`signal`); a self-kill, for example."""
+    TIMEOUT = "timeout"
+    """`timeout_s` or `cpu_s` was over."""
+    OOM = "oom"
+    """The kernel's out-of-memory killer struck in the sandbox and the command did not succeed."""
+    OUTPUT_LIMIT = "output_limit"
+    """A stream produced more than `kill_output_bytes`."""
+    DISK = "disk"
+    """It failed, and no free block or inode was left in the writable mounts."""
+    PIDS = "pids"
+    """It failed, and the process limit refused a fork."""
+    KILLED = "killed"
+    """The caller cancelled it or closed the sandbox."""
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """What one command consumed."""
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    """User and system CPU seconds of everything the command started (rusage of the reaped)."""
+    peak_memory_bytes: int = 0
+    peak_scope: Literal["command", "sandbox", "process"] = "process"
+    """`command`: the cgroup's peak, reset before this command; `sandbox`: the cgroup's peak
+    while commands overlapped; `process`: largest resident set of one process (no cgroup)."""
+    oom_kills: int = 0
+    """Processes that the kernel killed for memory while the command ran."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one command: a value that trains, never an exception."""
+
+    reason: Reason
+    exit_code: int | None
+    """Set when the foreground process exited by itself (whatever the reason)."""
+    signal: int | None
+    """The signal that ended the foreground process."""
+    stdout: bytes
+    stderr: bytes
+    stdout_truncated_bytes: int = 0
+    stderr_truncated_bytes: int = 0
+    usage: Usage
+    unenforced: tuple[str, ...] = ()
+    """Limits that this host could not enforce for this sandbox."""
+
+    @property
+    def ok(self) -> bool:
+        """True for a plain exit with code 0."""
+        return self.reason is Reason.EXIT and self.exit_code == 0
