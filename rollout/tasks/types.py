@@ -6,7 +6,7 @@ Invariant: a task is immutable plain data. What the policy may see (`prompt`, `f
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -50,7 +50,7 @@ class CodeTests(msgspec.Struct, frozen=True, kw_only=True, tag="code", forbid_un
     """Runs once before the snippets, in the same namespace."""
 
 
-type Tests = CaseTests | CodeTests
+Tests: TypeAlias = CaseTests | CodeTests
 
 
 class TaskLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,26 @@
+"""Shared fixtures: the event-loop backend of the project, and where the real data sets lie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def anyio_backend() -> tuple[str, dict[str, Any]]:
+    """Async tests run as the engine does: asyncio on uvloop."""
+    return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """Folder of real task sets written by others; its tests skip where it is absent."""
+    folder = Path(os.environ.get("ROLLOUT_TEST_DATA", REPOSITORY.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no data sets at {folder} (set ROLLOUT_TEST_DATA)")
+    return folder
