@@ -1,0 +1,1 @@
+"""Root file systems of sandboxes, resolved to read-only mounts."""
