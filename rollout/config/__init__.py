@@ -1,0 +1,1 @@
+"""Configuration: frozen, unknown-field-refusing structs, read from TOML."""
