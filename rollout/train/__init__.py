@@ -1,0 +1,1 @@
+"""The main job: tasks, episodes, verdicts, frames, learner, weights, in one supervised run."""
