@@ -92,3 +92,6 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     split: str = "train"
     """`train` or `heldout`."""
     metadata: dict[str, str] = {}
+    wrapper: str = ""
+    """Python source around the submission, with `{submission}` once, alone on its line: each line of the
+    submission (dedented) is put there with the placeholder's indentation. Empty: the submission alone."""
