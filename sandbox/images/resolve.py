@@ -1,0 +1,30 @@
+"""From an image's name to its mounts.
+
+Owns: the list of names. Invariant: an unknown name is refused before anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from sandbox.errors import ConfigError
+from sandbox.images.directory import directory_image
+from sandbox.images.host import host_image
+from sandbox.images.python import BUILD_REMEDY, python_image
+from sandbox.images.types import Image
+
+IMAGES: dict[str, Callable[[Path], Image]] = {"host": host_image, "python": python_image}
+
+
+def resolve_image(name: str, state_dir: Path) -> Image:
+    """Resolve `host`, `python` or an absolute directory; cheap enough for every sandbox's start.
+
+    Raises ConfigError (field `image`) for another name, a missing directory or a toolchain not yet built.
+    """
+    if name in IMAGES:
+        return IMAGES[name](state_dir)
+    if name.startswith("/") and "\0" not in name:
+        return directory_image(name, state_dir)
+    names = ", ".join(sorted(IMAGES))
+    raise ConfigError("image", name, f"must be one of {names} (for python, {BUILD_REMEDY}) or an absolute directory")
