@@ -27,13 +27,13 @@ from sandbox.images.types import Image, Mount
 
 PREFIX = "/opt/python"
 BUILD_REMEDY = "run `rollout image build python`"
-_LAYOUT_VERSION = 1
+_LAYOUT_VERSION = 2
 _LOCK_TIMEOUT_S = 600.0
 _SKIPPED_DIRECTORIES = frozenset(
     ("__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "site-packages", "dist-packages")
 )
 _SKIPPED_PREFIXES = ("config-", "_tkinter.", "_test", "_xxtestfuzz", "_ctypes_test", "xxlimited", "sitecustomize")
-_PYTEST_SCRIPT = f"#!{PREFIX}/bin/python3\nimport sys\n\nfrom pytest import console_main\n\nsys.exit(console_main())\n"
+_PYTEST_SCRIPT = f"#!{PREFIX}/bin/python3\nimport sys\n\nimport pytest\n\nsys.exit(pytest.main())\n"
 _CHECK = "import sys, ssl, sqlite3, ctypes, numpy.testing, pytest; print(sys.prefix)"
 # A numeric library would start a thread for every core of a large host and meet the process limit.
 _ENV = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
