@@ -7,7 +7,8 @@
         ├── SamplerFault  the policy server failed, or answered nonsense
         ├── VerifierFault the judge failed (the graded program's failures are verdicts)
         ├── JournalFault  the run directory cannot be written or is damaged
-        └── LearnerFault  the learner or the lane to it failed
+        ├── LearnerFault  the learner or the lane to it failed
+        └── RunFault      too many of the above: the run stops and names the root cause
 
 What the policy did is an outcome: a value with a reward. A fault never becomes a reward.
 """
@@ -60,6 +61,10 @@ class JournalFault(Fault):
 
 class LearnerFault(Fault):
     """The learner process, or the lane to it, failed."""
+
+
+class RunFault(Fault):
+    """Faults passed the configured fraction of attempts; the cause is the last of them."""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import msgspec
 
 
 class StopReason(StrEnum):
-    """Why an episode ended. Every one is an outcome that can be trained or masked."""
+    """Why an episode ended. All but `FAULT` are outcomes that can be trained or masked."""
 
     SUBMITTED = "submitted"
     """Single-turn: the action was the submission. Multi-turn: the visible tests passed."""
@@ -21,6 +21,8 @@ class StopReason(StrEnum):
     """The action or the context hit its token budget."""
     TIMEOUT = "timeout"
     """The episode's deadline passed."""
+    FAULT = "fault"
+    """No outcome: a fault of ours ended it, after every retry. The reward is `Invalid`."""
 
 
 STOP_REASON_CODES: dict[StopReason, int] = {reason: code for code, reason in enumerate(StopReason)}
@@ -138,6 +140,11 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: StopReason
     wall_s: float = 0.0
     seed: int = 0
+    turn_rewards: tuple[float | None, ...] = ()
+    """One per turn: 1.0 or 0.0 for visible tests passed or failed after a turn that was not the
+    last; the verdict's reward for the last one. None where it is unknown."""
+    faults: tuple[str, ...] = ()
+    """Root causes of the attempts of this sample that failed before this one."""
 
     @property
     def reward(self) -> Reward | Invalid:
