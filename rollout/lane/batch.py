@@ -11,6 +11,7 @@ Shapes: T tokens over all sequences, S sequences, N trajectories, V version span
 from __future__ import annotations
 
 import struct
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
@@ -128,10 +129,16 @@ class Frame:
         """How long the columns are."""
         return FrameCounts(len(self.token_ids), len(self.seq_traj), len(self.rewards), len(self.spans) // 4)
 
-    def release(self) -> None:
-        """Forgets every view; the frame is empty afterwards."""
+    def release(self) -> bool:
+        """Forgets every view; the frame is empty afterwards. False when somebody else still holds one.
+
+        Every slice, tensor or memoryview of a column keeps the column's array alive, and only the frame
+        held the array itself: an array that survives is a view in use.
+        """
+        watched = [weakref.ref(getattr(self, column.name)) for column in COLUMNS]
         for column in COLUMNS:
             setattr(self, column.name, np.empty(0, column.dtype))
+        return all(reference() is None for reference in watched)
 
 
 @dataclass(frozen=True, slots=True)

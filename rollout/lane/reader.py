@@ -14,7 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -120,11 +120,11 @@ class LaneReader:
         try:
             yield frame
         except BaseException:
-            frame.release()
-            with suppress(BufferError):
+            if frame.release():
                 self._give_back(slot, generation, mapping, view)
             raise
-        frame.release()
+        if not frame.release():
+            raise BufferError("a view of a frame outlives its lease")
         self._give_back(slot, generation, mapping, view)
 
     def _give_back(self, slot: int, generation: int, mapping: mmap.mmap, view: memoryview) -> None:
@@ -189,22 +189,29 @@ class LaneReader:
         if not self._wakeup.poll(timeout_s * 1000):
             raise LaneFault(f"the engine opened no lane within {timeout_s} s")
         received = self._channel.receive()
-        if received is None or not isinstance(received[0], LaneOpen):
-            raise LaneFault("the engine's first message does not open a lane")
-        opening, (memfd, self._ready, self._free) = received
+        if received is None:
+            raise LaneFault("the engine's first message vanished")
+        opening, fds = received
+        if not isinstance(opening, LaneOpen):
+            close_all(fds)
+            raise LaneFault(f"the engine's first message is {type(opening).__name__}, which opens no lane")
+        memfd, self._ready, self._free = fds
         self._cleanup.callback(close_all, (self._ready, self._free))
         try:
-            if opening.abi != ABI:
-                raise LaneFault(f"the engine speaks version {opening.abi} of the lane, this learner {ABI}")
-            self._num_slots, self._slot_bytes = opening.num_slots, opening.slot_bytes
-            control = map_memfd(memfd, CONTROL_BYTES, writable=True)
-            self._cleanup.callback(control.close)
-            self._page = ControlPage(memoryview(control))
-            self._cleanup.callback(self._page.close)
-            self._page.check(num_slots=opening.num_slots, slot_bytes=opening.slot_bytes, epoch=opening.epoch)
-            payload_bytes = self._num_slots * self._slot_bytes
-            self._slots = map_memfd(memfd, payload_bytes, offset=CONTROL_BYTES, writable=False)
-            self._cleanup.callback(self._slots.close)
+            self._map(opening, memfd)
         finally:
             os.close(memfd)
         self._wakeup.register(self._ready, select.POLLIN)
+
+    def _map(self, opening: LaneOpen, memfd: int) -> None:
+        if opening.abi != ABI:
+            raise LaneFault(f"the engine speaks version {opening.abi} of the lane, this learner {ABI}")
+        self._num_slots, self._slot_bytes = opening.num_slots, opening.slot_bytes
+        control = map_memfd(memfd, CONTROL_BYTES, writable=True)
+        self._cleanup.callback(control.close)
+        self._page = ControlPage(memoryview(control))
+        self._cleanup.callback(self._page.close)
+        self._page.check(num_slots=opening.num_slots, slot_bytes=opening.slot_bytes, epoch=opening.epoch)
+        payload_bytes = self._num_slots * self._slot_bytes
+        self._slots = map_memfd(memfd, payload_bytes, offset=CONTROL_BYTES, writable=False)
+        self._cleanup.callback(self._slots.close)

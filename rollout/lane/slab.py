@@ -121,6 +121,9 @@ def create_memfd(name: str, nbytes: int) -> int:
     Raises:
         LaneFault: the host or the cgroup has not that much memory (an error here, not SIGBUS later).
     """
+    available = available_memory_bytes()
+    if nbytes > available:
+        raise LaneFault(f"no shared memory of {nbytes} bytes: the host has {available} available")
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, nbytes)
@@ -142,6 +145,16 @@ def map_memfd(fd: int, nbytes: int, *, offset: int = 0, writable: bool) -> mmap.
         raise LaneFault("the shared memory is shorter than announced or not sealed")
     protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     return mmap.mmap(fd, nbytes, mmap.MAP_SHARED, protection, offset=offset)
+
+
+def available_memory_bytes() -> int:
+    """The kernel's estimate of what can be had without swapping.
+
+    Asked before the allocation because a memfd has no limit of its own: one that is too large would not
+    fail but wake the out-of-memory killer.
+    """
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
 
 
 def page_align(nbytes: int) -> int:
