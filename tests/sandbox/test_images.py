@@ -10,7 +10,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,16 +20,6 @@ from sandbox.images.host import build_etc
 from sandbox.images.interpreter import find_interpreter
 from sandbox.images.python import build_python_image
 from sandbox.images.resolve import resolve_image
-
-
-@pytest.fixture(scope="module")
-def state_dir() -> Iterator[Path]:
-    """A state directory with the toolchain image, built once."""
-    path = Path(tempfile.mkdtemp(prefix="rollout-images-"))
-    path.chmod(0o755)
-    build_python_image(path)
-    yield path
-    shutil.rmtree(path)
 
 
 def test_the_host_image_shows_usr_and_a_generated_etc_only(tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""What this host can do, found without changing it.
+
+Owns: nothing; reads files, runs `--version`s and one helper whose namespaces die with it. Invariant: a capability is
+`ok` only when it was seen to work (or, where `detail` says so, when the kernel's version promises it), and one that is
+not ok has a remedy that a person can carry out.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+NOBODY_UID = 65_534
+_PROBE = Path(__file__).with_name("namespace_probe.py")
+_PROBE_TIMEOUT_S = 20.0
+
+
+class Capability(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that isolation or a limit depends on."""
+
+    name: str
+    ok: bool
+    detail: str
+    """What was found, in a few words."""
+    remedy: str = ""
+    """How to turn it on; empty when `ok`."""
+    required: bool = False
+    """True when no sandbox can start without it."""
+
+
+class ProbeAnswer(msgspec.Struct, frozen=True):
+    """Why each attempt of `namespace_probe` failed; None where it worked."""
+
+    user_namespace: str | None
+    other_namespaces: str | None
+    overlay: str | None
+    idmapped_mount: str | None
+
+
+def namespace_capabilities() -> list[Capability]:
+    """User and other namespaces, overlay and id-mapped mounts, each really tried in a throw-away child."""
+    answer = _try_namespaces()
+    remedy = user_namespace_remedy()
+    as_user = f"tried as uid {NOBODY_UID}" if os.geteuid() == 0 else "tried as this user"
+    overlay_remedy = "load the overlay module (modprobe overlay), Linux 5.11 or later"
+    return [
+        _found("user namespaces", answer.user_namespace, as_user, remedy, required=True),
+        _found("other namespaces", answer.other_namespaces, "pid, network, ipc, uts, cgroup", remedy, required=True),
+        _found("overlay mounts", answer.overlay, "inside a user namespace", overlay_remedy),
+        _found(
+            "id-mapped mounts", answer.idmapped_mount, "for workspaces shared between uids", "needs root, Linux 5.12"
+        ),
+    ]
+
+
+def user_namespace_remedy(sysctl: Path = Path("/proc/sys")) -> str:
+    """What keeps user namespaces from working here, judged by the kernel's switches under `sysctl`."""
+    switches = (
+        ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces=15000"),
+        ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        (
+            "kernel/apparmor_restrict_unprivileged_userns",
+            "1",
+            "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile for bwrap with `userns,`",
+        ),
+    )
+    for path, blocking, remedy in switches:
+        try:
+            value = (sysctl / path).read_text().strip()
+        except OSError:
+            continue
+        if value == blocking:
+            return remedy
+    return (
+        "a container's seccomp profile or missing privileges forbid them: in Docker use "
+        "--security-opt seccomp=unconfined --security-opt systempaths=unconfined; in Kubernetes a pod with user "
+        "namespaces (hostUsers: false) and an unconfined seccomp profile"
+    )
+
+
+def kernel_capability() -> Capability:
+    """pidfds and clone3 came with Linux 5.3, openat2 with 5.6, mount_setattr with 5.12."""
+    match = re.match(r"(\d+)\.(\d+)", platform.release())
+    version = (int(match[1]), int(match[2])) if match else (0, 0)
+    detail = f"{platform.system()} {platform.release()} {platform.machine()}"
+    ok = platform.system() == "Linux" and version >= (5, 6)
+    return Capability(name="kernel", ok=ok, detail=detail, remedy="" if ok else "use Linux 5.6 or later", required=True)
+
+
+def seccomp_capability() -> Capability:
+    """Whether the kernel filters system calls."""
+    try:
+        actions = Path("/proc/sys/kernel/seccomp/actions_avail").read_text().split()
+    except OSError:
+        actions = []
+    ok = "errno" in actions
+    remedy = "" if ok else "use a kernel with CONFIG_SECCOMP_FILTER"
+    return Capability(name="seccomp", ok=ok, detail=" ".join(actions) or "absent", remedy=remedy, required=True)
+
+
+def unreachable_part(path: Path) -> Path | None:
+    """The first directory on the way to `path` (or itself) that other uids may not pass; None when all may."""
+    path = path.resolve()
+    for part in (*reversed(path.parents), path):
+        try:
+            mode = part.stat().st_mode
+        except OSError:
+            return part
+        if not mode & 0o001:
+            return part
+    return None
+
+
+def interpreter_capability(state_dir: Path) -> Capability:
+    """Whether sandboxes have a Python: the toolchain image, or at least a system one in the host image."""
+    name = "python toolchain"
+    link = state_dir / "images" / "python"
+    if link.exists():
+        return Capability(name=name, ok=True, detail=f"image `python` at {link.resolve()}")
+    blocked = unreachable_part(Path(sys.base_prefix) / "bin")
+    why = f"{sys.base_prefix} is closed to other users at {blocked}" if blocked else "not built yet"
+    return Capability(name=name, ok=False, detail=why, remedy="run `rollout image build python`")
+
+
+def state_dir_capability(state_dir: Path) -> Capability:
+    """Whether the state directory can be written, and passed by the uids of sandboxes."""
+    existing = next((path for path in (state_dir, *state_dir.parents) if path.exists()), Path("/"))
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        remedy = "choose another with --state-dir"
+        detail = f"{state_dir} cannot be written"
+        return Capability(name="state directory", ok=False, detail=detail, remedy=remedy, required=True)
+    blocked = unreachable_part(existing) if os.geteuid() == 0 else None
+    if blocked is not None:
+        remedy = f"chmod o+x {blocked}, or choose another with --state-dir"
+        detail = f"{state_dir}: other users may not pass {blocked}"
+        return Capability(name="state directory", ok=False, detail=detail, remedy=remedy, required=True)
+    return Capability(name="state directory", ok=True, detail=str(state_dir), required=True)
+
+
+def uid_capability() -> Capability:
+    """Whether sandboxes get host uids of their own."""
+    if os.geteuid() == 0:
+        return Capability(
+            name="separate uids", ok=True, detail="root gives each sandbox an unprivileged uid of its own"
+        )
+    remedy = "run as root; until then sandboxes share this user's uid (and its inotify and process counts)"
+    return Capability(name="separate uids", ok=False, detail=f"every sandbox runs as uid {os.geteuid()}", remedy=remedy)
+
+
+def _found(name: str, failure: str | None, detail: str, remedy: str, required: bool = False) -> Capability:
+    if failure is None:
+        return Capability(name=name, ok=True, detail=detail, required=required)
+    return Capability(name=name, ok=False, detail=f"{detail}: {failure}", remedy=remedy, required=required)
+
+
+def _try_namespaces() -> ProbeAnswer:
+    command = [sys.executable, "-I", "-S", str(_PROBE)]
+    if os.geteuid() == 0:
+        command.append(str(NOBODY_UID))
+    try:
+        done = subprocess.run(
+            command, capture_output=True, check=True, timeout=_PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL
+        )
+        return msgspec.json.decode(done.stdout, type=ProbeAnswer)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+        words = f"the probe failed ({error})"
+        return ProbeAnswer(words, words, words, words)

@@ -1,0 +1,50 @@
+"""State directories for the sandbox tests: passable by every uid, built once, gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.images.python import build_python_image
+
+UNPRIVILEGED_UID = 12_345
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(scope="session")
+def state_dir() -> Iterator[Path]:
+    """A state directory with the toolchain image. (pytest's own temporary directories are closed to other users.)"""
+    path = Path(tempfile.mkdtemp(prefix="rollout-state-"))
+    path.chmod(0o755)
+    build_python_image(path)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def unprivileged(state_dir: Path) -> Iterator[tuple[list[str], dict[str, str], Path]]:
+    """Words that start a Python as another user, its environment, and a state directory of that user's own.
+
+    The interpreter is the toolchain image's, since the one that runs the tests may lie in a closed home directory.
+    """
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("needs root and setpriv to become another user")
+    own = Path(tempfile.mkdtemp(prefix="rollout-unprivileged-"))
+    os.chown(own, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
+    own.chmod(0o755)
+    python = (state_dir / "images" / "python").resolve() / "bin" / "python3"
+    identity = [f"--reuid={UNPRIVILEGED_UID}", f"--regid={UNPRIVILEGED_UID}", "--clear-groups"]
+    env = {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(own),
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *site.getsitepackages()]),
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    yield ["setpriv", *identity, str(python)], env, own
+    shutil.rmtree(own)
