@@ -24,6 +24,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Positional arguments: a Python literal of a list."""
     expected: str
     """Expected result: a Python literal."""
+    atol: float | None = None
+    """Overrides the set's tolerance for this case."""
 
 
 class CaseTests(msgspec.Struct, frozen=True, kw_only=True, tag="cases", forbid_unknown_fields=True):
@@ -47,7 +49,10 @@ class CodeTests(msgspec.Struct, frozen=True, kw_only=True, tag="code", forbid_un
     snippets: tuple[str, ...]
     """Each is one test: separately run and counted."""
     setup: str = ""
-    """Runs once before the snippets, in the same namespace."""
+    """Runs once before the snippets, in the same namespace, and must not call an entry point."""
+    mutates: bool = False
+    """What the submission does to its mutable arguments (an in-place sort) is done to the tests' own as well.
+    Off by default: with it, a submission can change what a later line of the test computes from them."""
 
 
 Tests: TypeAlias = CaseTests | CodeTests

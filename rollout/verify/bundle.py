@@ -1,0 +1,35 @@
+"""Makes the stand-alone programs that run inside sandboxes out of `rollout.verify.guest`.
+
+Invariant: a program is one text that imports nothing of this project; it goes on the command line, so
+a sandbox needs no file of ours.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+_GUEST = "rollout.verify.guest"
+MAX_ARGUMENT_BYTES = 128 * 1024
+"""The kernel's bound of one argument (MAX_ARG_STRLEN)."""
+
+
+@cache
+def program(name: str) -> str:
+    """Source of the guest program `candidate` or `judge`, the codec included."""
+    own = [line for line in _source(name).splitlines() if not line.startswith((f"from {_GUEST}", "from __future__"))]
+    text = f"{_source('codec')}\n" + "\n".join(own) + "\n"
+    assert len(text.encode()) < MAX_ARGUMENT_BYTES
+    return text
+
+
+def command(name: str) -> tuple[str, ...]:
+    """The command line that runs it: no site, no user packages, no environment's path, no byte code written.
+
+    Not `-I`, which would also ignore PYTHONHASHSEED, and with it make verdicts on set order a matter of luck.
+    """
+    return ("python3", "-S", "-s", "-P", "-B", "-c", program(name))
+
+
+def _source(name: str) -> str:
+    return resources.files(_GUEST).joinpath(f"{name}.py").read_text(encoding="utf-8")

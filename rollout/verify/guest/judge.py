@@ -1,0 +1,232 @@
+"""The program that runs a task author's test code, in a sandbox that no submission ever enters.
+
+Owns the judging of `CodeTests`. A server that forks: each job is a child with its own memory, so
+imports (numpy: 0.1 s) are paid once and no job sees another's state. Invariant: nothing of
+the graded code is executed here; the candidate's answers are decoded to builtin values.
+
+Descriptor 3 is a SEQPACKET socket. Each message is a job: text `<seconds> <module to preload>…`, with two
+descriptors: the candidate's channel (see `candidate`) and the job's own stream, on which go
+    in  ["job", setup, snippets, entry points, mutates, max bytes]
+    out ["started"] once the setup has run; ["test", index, passed, detail] for each snippet, in order;
+        ["done", why the candidate is gone or ""] | ["broken", text] when the author's setup failed
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import os
+import signal
+import socket
+import sys
+
+from rollout.verify.guest.codec import CodecError, Listed, Opaque, decode, encode
+
+_MAX_JOB = 1 << 26
+_MAX_DETAIL = 2000
+_FRAME_HEADER = 4
+
+
+class CandidateError(Exception):
+    """The candidate raised something that has no builtin exception type that is safe to raise here."""
+
+
+class CandidateGone(BaseException):
+    """The candidate ended, or broke the protocol. No test can pass any more; author code must not catch it."""
+
+
+class Stream:
+    """Frames of encoded values over a stream socket."""
+
+    def __init__(self, sock: socket.socket, max_bytes: int) -> None:
+        sock.setblocking(True)
+        self._sock = sock
+        self._max_bytes = max_bytes
+
+    def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            part = self._sock.recv(min(size - len(data), 1 << 20))
+            if not part:
+                raise EOFError
+            data += part
+        return bytes(data)
+
+    def receive(self) -> list[object]:
+        """The next frame; EOFError when the peer is gone, CodecError when it is no frame."""
+        size = int.from_bytes(self._read(_FRAME_HEADER), "big")
+        if size > self._max_bytes:
+            raise CodecError(f"a frame of {size} bytes")
+        frame = decode(self._read(size))
+        if not isinstance(frame, list):
+            raise CodecError("a frame that is no list")
+        return frame
+
+    def send(self, frame: list[object]) -> None:
+        """Sends one frame, whatever its size."""
+        payload = encode(frame, _MAX_JOB)
+        self._sock.sendall(len(payload).to_bytes(_FRAME_HEADER, "big") + payload)
+
+
+class Proxies:
+    """Stands for the candidate's functions in the tests' namespace."""
+
+    def __init__(self, stream: Stream, mutates: bool) -> None:
+        self._stream = stream
+        self._mutates = mutates
+        self._number = 0
+        self.gone = ""
+        self.last_call = ""
+
+    def function(self, name: str) -> object:
+        """A function that asks the candidate for `name`."""
+
+        def proxy(*arguments: object) -> object:
+            return self.call(name, list(arguments))
+
+        proxy.__name__ = proxy.__qualname__ = name
+        return proxy
+
+    def call(self, name: str, arguments: list[object]) -> object:
+        """One call: the result as builtin values, or the exception as one of its builtin type."""
+        if self.gone:
+            raise CandidateGone(self.gone)
+        self._number += 1
+        self.last_call = f"{name}({', '.join(map(_short, arguments))})"
+        try:
+            self._stream.send(["call", self._number, name, arguments, self._mutates])
+            kind, number, *rest = self._stream.receive()
+            if number != self._number or len(rest) != 2 or kind not in ("result", "error"):
+                raise CodecError("an answer to no question")
+        except (EOFError, OSError):
+            self.gone = "ended"
+            raise CandidateGone(self.gone) from None
+        except ValueError as error:
+            self.gone = f"protocol: the program sent {error}"
+            raise CandidateGone(self.gone) from None
+        return self._result(rest[0], rest[1], arguments) if kind == "result" else self._error(rest[0], rest[1])
+
+    def _result(self, value: object, mutated: object, arguments: list[object]) -> object:
+        if self._mutates and isinstance(mutated, list) and len(mutated) == len(arguments):
+            for mine, theirs in zip(arguments, mutated, strict=True):
+                _assign(mine, theirs)
+        self.last_call += " returned " + _short(value)
+        return _opened(value)
+
+    def _error(self, type_name: object, text: object) -> object:
+        self.last_call += f" raised {type_name}: {text}"
+        kind = getattr(builtins, str(type_name), None)
+        if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _UNSAFE):
+            raise kind(str(text))
+        raise CandidateError(f"{type_name}: {text}")
+
+
+_UNSAFE = (UnicodeError, StopIteration, StopAsyncIteration, ExceptionGroup)
+"""Not made from one text, or with a meaning to the interpreter."""
+
+
+def _assign(mine: object, theirs: object) -> None:
+    """Makes a mutable argument what the candidate made of it."""
+    if isinstance(mine, list) and isinstance(theirs, list):
+        mine[:] = theirs
+    elif (isinstance(mine, dict) and isinstance(theirs, dict)) or (isinstance(mine, set) and isinstance(theirs, set)):
+        mine.clear()
+        mine.update(theirs)
+
+
+def _opened(value: object) -> object:
+    """Iterators of the candidate as iterators here, at any depth of lists, tuples and dicts."""
+    if isinstance(value, Listed):
+        return _iterate(value)
+    if isinstance(value, list):
+        return [_opened(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_opened(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _opened(item) for key, item in value.items()}
+    return value
+
+
+def _iterate(listed: Listed) -> object:
+    for item in listed.items:
+        if isinstance(item, Opaque) and not listed.complete and item is listed.items[-1]:
+            raise CandidateError(item.text)
+        yield _opened(item)
+    if not listed.complete:
+        raise CandidateError("the iterator is too long")
+
+
+def _short(value: object) -> str:
+    try:
+        text = repr(value) if not isinstance(value, Listed) else f"iterator of {value.items[:20]!r}"
+    except ValueError:  # an int with too many digits to print
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 200 else text[:199] + "…"
+
+
+def _test(snippet: str, namespace: dict[str, object], proxies: Proxies) -> tuple[bool, str]:
+    proxies.last_call = ""
+    try:
+        exec(compile(snippet, "<test>", "exec", dont_inherit=True), namespace)
+    except CandidateGone as error:
+        return False, str(error)
+    except BaseException as error:  # noqa: BLE001 - an author's test ends by any exception: that is its verdict
+        text = f"{type(error).__name__}: {str(error)[:500]}" if str(error) else type(error).__name__
+        return False, "\n".join(part for part in (snippet.strip()[:600], text, proxies.last_call) if part)[:_MAX_DETAIL]
+    return (False, proxies.gone) if proxies.gone else (True, "")
+
+
+def _job(candidate: socket.socket, stream: Stream) -> None:
+    _, setup, snippets, entry_points, mutates, max_bytes = stream.receive()
+    assert isinstance(setup, str)
+    assert isinstance(snippets, list)
+    assert isinstance(entry_points, list)
+    assert isinstance(max_bytes, int)
+    proxies = Proxies(Stream(candidate, max_bytes), bool(mutates))
+    module = type(sys)("tests")
+    sys.modules["tests"] = module
+    namespace = module.__dict__
+    exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
+    stream.send(["started"])
+    namespace.update((name, proxies.function(name)) for name in entry_points)
+    for index, snippet in enumerate(snippets):
+        passed, detail = _test(snippet, namespace, proxies)
+        stream.send(["test", index, passed, detail])
+    stream.send(["done", proxies.gone])
+
+
+def _child(message: bytes, candidate: socket.socket, stream_socket: socket.socket) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, float(message.split()[0]))
+    stream = Stream(stream_socket, _MAX_JOB)
+    try:
+        _job(candidate, stream)
+    except BaseException as error:  # noqa: BLE001 - the author's setup failed, or the engine went away: not the candidate's doing
+        stream.send(["broken", f"{type(error).__name__}: {str(error)[:500]}"])
+
+
+def main() -> None:
+    """Serves jobs until the control socket closes."""
+    control = socket.socket(fileno=3)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    control.send(b"ready")
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 4096, 2)
+        if not message:
+            return
+        for name in message.split()[1:]:
+            with contextlib.suppress(ImportError):  # a test that needs it will say so
+                __import__(name.decode())
+        candidate, stream = (socket.socket(fileno=fd) for fd in descriptors)
+        if os.fork() == 0:
+            control.close()
+            try:
+                _child(message, candidate, stream)
+            finally:
+                os._exit(0)
+        candidate.close()
+        stream.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Verification layers: each small module says what it judges; `cases` and `code` say how."""
