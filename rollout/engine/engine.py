@@ -86,11 +86,12 @@ class RolloutEngine:
         # The task group only needs to see its own cancellation: an error of the caller's passes by unwrapped.
         own = error if isinstance(error, anyio.get_cancelled_exc_class()) else None
         try:
-            return await tasks.__aexit__(type(own) if own else None, own, trace if own else None)
+            swallow = await tasks.__aexit__(type(own) if own else None, own, trace if own else None)
         except BaseExceptionGroup as crash:
             if error is None or own is not None:
-                raise _only_leaf(crash) from None
+                raise _root_cause(crash) from None
             raise
+        return swallow if own is not None else None
 
     def run(self, tasks: Iterable[Task] | AsyncIterable[Task], options: RunOptions | None = None) -> GroupStream:
         """Starts a run and returns its groups, each exactly once, as they finish.
@@ -156,9 +157,13 @@ class RolloutEngine:
         return group_id
 
 
-def _only_leaf(crash: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one exception inside, however deep; the group itself when there are several."""
-    error: BaseException = crash
-    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return crash if isinstance(error, BaseExceptionGroup) else error
+def _root_cause(crash: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The exception inside, when all that are inside are of one type (siblings meet the same bug)."""
+    leaves = _leaves(crash)
+    return leaves[0] if len({type(leaf) for leaf in leaves}) == 1 else crash
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

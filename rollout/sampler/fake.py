@@ -43,7 +43,8 @@ class FakeServer:
         self._fault = fault
         self.weight_version = config.weight_version
         self.requests: list[dict[str, Any]] = []
-        self.num_cancelled = 0
+        self.cancelled = anyio.Event()
+        """A client has given up on a request that hung."""
 
     def app(self) -> web.Application:
         """The routes."""
@@ -79,7 +80,7 @@ class FakeServer:
             try:
                 await anyio.sleep_forever()
             finally:
-                self.num_cancelled += 1
+                self.cancelled.set()
         return _json(self._answer(body, fault))
 
     def _answer(self, body: dict[str, Any], fault: str | None) -> dict[str, Any]:
