@@ -115,7 +115,9 @@ class SegmentScan:
         return end
 
     def _tear(self, data: memoryview, position: int) -> None:
-        if not self._last or _holds_whole_record(data[position + 1 :]):
+        rest = data[position:]
+        complete = len(rest) > HEADER.size and zlib.crc32(rest[HEADER.size :]) == HEADER.unpack_from(rest)[1]
+        if not self._last or complete or _holds_whole_record(rest[1:]):
             raise JournalFault(f"{self.path}: the length of the record at byte {position} is damaged")
         self.torn = TornTail(str(self.path), position, len(data) - position)
 
