@@ -52,7 +52,7 @@ class DecoderConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """Fills the derived sizes in; ValueError when the sizes contradict each other."""
         fill = msgspec.structs.force_setattr
         fill(self, "kv_heads", self.kv_heads or self.heads)
-        fill(self, "head_dim", self.head_dim or self.dim // self.heads)
+        fill(self, "head_dim", self.head_dim or self.dim // max(self.heads, 1))
         fill(self, "ffn_dim", self.ffn_dim or 32 * math.ceil(self.dim * 8 / 3 / 32))
         sizes = ("vocab_size", "dim", "layers", "heads", "kv_heads", "head_dim", "ffn_dim", "max_len")
         for name in sizes:
