@@ -31,8 +31,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Wall time of one episode before verification; a task's own limit may be shorter."""
     request_timeout_s: float = 300.0
     """One request to the policy server, retries included."""
-    verify_timeout_s: float = 300.0
-    """One verdict, retries included; beyond it the verifier has failed."""
+    verify_timeout_s: float = 900.0
+    """One verdict, waiting and retries included; beyond it the verifier has failed."""
     max_sample_retries: int = 2
     """New attempts of one sample after a fault, before it is masked."""
     retry_backoff_s: float = 0.2

@@ -20,7 +20,7 @@ from rollout.errors import VerifierFault, boundary
 from rollout.rendering.types import strip_stop
 from rollout.sampler.types import Action, Origin, SampleRequest
 from rollout.tasks.types import Task
-from rollout.types import Invalid, LayerVerdict, Reward, StopReason, Trajectory, Turn, Verdict
+from rollout.types import Invalid, StopReason, Trajectory, Turn, Verdict
 from sandbox.errors import SandboxError
 
 
@@ -156,11 +156,6 @@ def _stop_of(action: Action, reaction: Reaction, max_turns: int) -> StopReason:
 
 
 async def _judge(parts: Parts, task: Task, submission: str | None) -> Verdict:
-    if submission is None:
-        nothing = LayerVerdict(
-            layer="submission", passed=False, score=0.0, num_tests=0, num_passed=0, evidence="no program was submitted"
-        )
-        return Verdict(task_id=task.id, reward=Reward(0.0), layers=(nothing,))
     started = anyio.current_time()
     try:
         with boundary(VerifierFault, f"verifying {task.id}", SandboxError, OSError):

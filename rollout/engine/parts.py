@@ -23,8 +23,8 @@ from rollout.types import Verdict
 class Judge(Protocol):
     """Judges a finished episode; the verifier does."""
 
-    async def verify(self, task: Task, submission: str) -> Verdict:
-        """The verdict of every layer, `Invalid` where the judging side failed.
+    async def verify(self, task: Task, submission: str | None) -> Verdict:
+        """The verdict of every layer, `Invalid` where the judging side failed; None submits no program.
 
         Raises:
             Fault: ours.

@@ -49,14 +49,14 @@ class FakeVerifier:
         self.num_visible = 0
         self.fault = fault
 
-    async def verify(self, task: Task, submission: str) -> Verdict:
+    async def verify(self, task: Task, submission: str | None) -> Verdict:
         number = self.num_verdicts
         self.num_verdicts += 1
         await anyio.lowlevel.checkpoint()
         reason = self.fault(task, number) if self.fault is not None else None
         if reason is not None:
             return Verdict(task_id=task.id, reward=Invalid(reason))
-        passed = "right" in submission
+        passed = submission is not None and "right" in submission
         layers = (layer("visible", passed), layer("hidden", passed))
         return Verdict(task_id=task.id, reward=Reward(float(passed)), layers=layers)
 
