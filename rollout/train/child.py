@@ -39,6 +39,11 @@ class Child:
         self.process = process
         self._log_path = log_path
         self._fault = fault
+        self._may_end = False
+
+    def expect_end(self) -> None:
+        """From now on an exit with status 0 is no fault."""
+        self._may_end = True
 
     @property
     def pid(self) -> int:
@@ -46,12 +51,14 @@ class Child:
         return self.process.pid
 
     async def watch(self) -> None:
-        """Waits for the child's end, which is a fault whenever it comes while we still watch.
+        """Waits for the child's end, which is a fault unless it was expected.
 
         Raises:
             Fault: the child ended; carries how, and the end of its log.
         """
         status = await self.process.wait()
+        if status == 0 and self._may_end:
+            return
         raise self._fault(f"the {self.name} ended: {describe_status(status)}{self._log_tail()}")
 
     def _log_tail(self) -> str:

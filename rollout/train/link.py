@@ -11,9 +11,12 @@ from collections.abc import Callable
 import anyio
 
 from rollout.errors import LearnerFault
+from rollout.lane.batch import FrameParts
 from rollout.lane.control import CheckpointSaved, Finish, Hello, LearnerError, LearnerMessage, Published, StepDone
-from rollout.lane.packing import FrameParts
+from rollout.lane.errors import PeerGone
 from rollout.lane.writer import LaneWriter
+
+PEER_REPORT_S = 2.0
 
 
 class LearnerLink:
@@ -37,11 +40,18 @@ class LearnerLink:
         self.published_step = -1
         """RL steps contained in the newest published weights."""
         self.finished = False
+        self.on_published: Callable[[int], None] = lambda step: None
+        """Called with the number of RL steps that newly published weights contain."""
 
     async def pump(self) -> None:
         """Reads messages until the learner is finished; run it in a task group."""
         while not self.finished:
-            message = await self._writer.receive()
+            try:
+                message = await self._writer.receive()
+            except PeerGone:
+                # Whoever watches the process knows how it ended: its report goes first.
+                await anyio.sleep(PEER_REPORT_S)
+                raise
             self._apply(message)
             self._observe(message)
             async with self._changed:
@@ -87,6 +97,7 @@ class LearnerLink:
             case Published():
                 self.weight_version = message.weight_version
                 self.published_step = message.step
+                self.on_published(message.step)
             case CheckpointSaved():
                 self._num_checkpoints += 1
             case LearnerError():
