@@ -15,6 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from rollout.errors import ConfigError, Fault, VerifierFault
+from rollout.tasks.program import program_of
 from rollout.tasks.types import CaseTests, Task, Tests
 from rollout.types import Invalid, LayerVerdict, Reward, TestResult, Verdict
 from rollout.verify.candidate import Candidate, open_candidate
@@ -25,7 +26,6 @@ from rollout.verify.layers import hidden, visible
 from rollout.verify.layers.cases import judge_cases
 from rollout.verify.layers.code import judge_code
 from rollout.verify.layers.result import all_failed, layer_verdict
-from rollout.verify.program import program_of
 from rollout.verify.reuse import VerdictCache, key_of
 
 _LAYERS: dict[str, ModuleType] = {visible.NAME: visible, hidden.NAME: hidden}

@@ -18,7 +18,7 @@ from __future__ import annotations
 import posix
 import sys
 
-from rollout.verify.guest.codec import CodecError, decode, encode
+from rollout.verify.guest.codec import CodecError, Listed, decode, encode
 
 _CHANNEL = 3
 _NAME = "submission"
@@ -90,6 +90,7 @@ def _answer(
 ) -> bytes:
     _, number, name, arguments, mutates = frame
     assert isinstance(arguments, list)
+    arguments = [iter(item.items) if isinstance(item, Listed) else item for item in arguments]
     try:
         if name not in namespace:
             raise NameError(f"name {name!r} is not defined")

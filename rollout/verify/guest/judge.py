@@ -64,7 +64,7 @@ class Stream:
 
     def send(self, frame: list[object]) -> None:
         """Sends one frame, whatever its size."""
-        payload = encode(frame, _MAX_JOB)
+        payload = encode(frame, _MAX_JOB, iterators=True)
         self._sock.sendall(len(payload).to_bytes(_FRAME_HEADER, "big") + payload)
 
 
@@ -207,6 +207,7 @@ def _child(message: bytes, candidate: socket.socket, stream_socket: socket.socke
 
 def main() -> None:
     """Serves jobs until the control socket closes."""
+    sys.path.append(f"{sys.prefix}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages")
     control = socket.socket(fileno=3)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     control.send(b"ready")

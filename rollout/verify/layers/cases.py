@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 
+from rollout.tasks.literals import parsed
 from rollout.tasks.types import CaseTests
 from rollout.types import TestResult
 from rollout.verify.candidate import Candidate
@@ -19,7 +20,6 @@ from rollout.verify.channel import ChannelClosed
 from rollout.verify.compare import equal, materialized
 from rollout.verify.guest.codec import KINDS, encode
 from rollout.verify.layers.result import MAX_DETAIL
-from rollout.verify.literals import parse
 
 PIPELINED_BYTES = 32 * 1024
 """Calls that fit the socket's buffer together are sent at once; larger ones each after the last answer,
@@ -75,18 +75,6 @@ def _result(tests: CaseTests, i: int, entry_point: str, frame: list[Any]) -> Tes
     return TestResult(
         name=str(i), passed=False, detail=f"{call} {got}, expected {_cut(case.expected, 300)}"[:MAX_DETAIL]
     )
-
-
-@lru_cache(maxsize=1024)
-def parsed(tests: CaseTests) -> tuple[tuple[list[Any], Any], ...]:
-    """Arguments and expected value of each case; ValueError for what is no literal."""
-    cases = []
-    for case in tests.cases:
-        arguments = parse(case.args)
-        if not isinstance(arguments, list):
-            raise ValueError(f"the arguments are no list: {case.args[:100]}")
-        cases.append((arguments, parse(case.expected)))
-    return tuple(cases)
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,10 @@ looks up no name but `inf`, `nan`, `set` and `frozenset`.
 from __future__ import annotations
 
 import ast
+from functools import lru_cache
 from typing import Any
+
+from rollout.tasks.types import CaseTests
 
 _NAMES = {"inf": float("inf"), "nan": float("nan")}
 _CALLS = {"set": set, "frozenset": frozenset, "bytearray": bytearray}
@@ -55,3 +58,15 @@ def _number(node: ast.expr) -> Any:
     if isinstance(value, (int, float, complex)):
         return value
     raise ValueError(f"not a number: {ast.dump(node)[:100]}")
+
+
+@lru_cache(maxsize=1024)
+def parsed(tests: CaseTests) -> tuple[tuple[list[Any], Any], ...]:
+    """Arguments and expected value of each case; ValueError for what is no literal."""
+    cases = []
+    for case in tests.cases:
+        arguments = parse(case.args)
+        if not isinstance(arguments, list):
+            raise ValueError(f"the arguments are no list: {case.args[:100]}")
+        cases.append((arguments, parse(case.expected)))
+    return tuple(cases)

@@ -1,0 +1,70 @@
+"""Reads rows of JSONL task files, gzipped or not, and checks their fields.
+
+Invariant: whatever is wrong with a row is a `ConfigError` that names file, line and field.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from rollout.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row and where it stands."""
+
+    path: Path
+    line: int
+    fields: dict[str, Any]
+
+    def error(self, field: str, value: object, remedy: str) -> ConfigError:
+        """The error that names this row's `field`."""
+        shown = value if len(repr(value)) <= 100 else repr(value)[:100] + "…"
+        return ConfigError(f"{self.path}:{self.line}: {field}", shown, remedy)
+
+    def get(self, field: str, kind: type[T]) -> T:
+        """The field's value; ConfigError when it is missing or of another type."""
+        if field not in self.fields:
+            raise self.error(field, None, "this field is missing")
+        value = self.fields[field]
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
+            raise self.error(field, value, f"must be of type {kind.__name__}, not {type(value).__name__}")
+        return value
+
+    def texts(self, field: str) -> list[str]:
+        """The field's value, a list of strings."""
+        value: list[Any] = self.get(field, list)
+        if not all(isinstance(item, str) for item in value):
+            raise self.error(field, value, "must be a list of strings")
+        return value
+
+
+def read_text(path: Path) -> bytes:
+    """The whole file, unzipped where its name ends in `.gz`."""
+    try:
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise ConfigError("tasks", str(path), f"cannot be read: {error}") from error
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Every row of a JSONL file; blank lines are passed over."""
+    for number, line in enumerate(read_text(path).split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = orjson.loads(line)
+        except orjson.JSONDecodeError as error:
+            raise ConfigError(f"{path}:{number}", line[:80], f"is no JSON: {error}") from None
+        if not isinstance(fields, dict):
+            raise ConfigError(f"{path}:{number}", fields, "must be a JSON object")
+        yield Row(path, number, fields)
