@@ -16,6 +16,18 @@ from rollout.errors import ConfigError
 LossType = Literal["dapo", "grpo", "dr_grpo"]
 
 
+def _at_least(prefix: str, config: msgspec.Struct, field: str, low: int) -> None:
+    value = getattr(config, field)
+    if value < low:
+        raise ConfigError(f"{prefix}.{field}", value, f"must be at least {low}")
+
+
+def _between(prefix: str, config: msgspec.Struct, field: str, low: float, high: float) -> None:
+    value = getattr(config, field)
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ConfigError(f"{prefix}.{field}", value, f"must lie in [{low:g}, {high:g}]")
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which model is trained: a Hugging Face folder, or the built-in decoder of these sizes."""
 
@@ -134,15 +146,3 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         _between("learner", self, "publish_timeout_s", 0.0, 86_400.0)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError("learner.betas", self.betas, "each must lie in [0, 1)")
-
-
-def _at_least(prefix: str, config: msgspec.Struct, field: str, low: int) -> None:
-    value = getattr(config, field)
-    if value < low:
-        raise ConfigError(f"{prefix}.{field}", value, f"must be at least {low}")
-
-
-def _between(prefix: str, config: msgspec.Struct, field: str, low: float, high: float) -> None:
-    value = getattr(config, field)
-    if not (math.isfinite(value) and low <= value <= high):
-        raise ConfigError(f"{prefix}.{field}", value, f"must lie in [{low:g}, {high:g}]")
