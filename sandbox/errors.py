@@ -57,7 +57,16 @@ class SandboxDiedError(SandboxError):
 
 
 class TransferError(SandboxError):
-    """A file transfer was refused or failed; names the path and the reason."""
+    """A file transfer was refused or failed; names the path and the reason.
+
+    Args:
+        error: the errno inside the sandbox (ENOENT, ENOSPC, ELOOP …), 0 where the refusal was ours.
+    """
+
+    def __init__(self, path: str, reason: str, error: int = 0) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.error = error
 
 
 class ProtocolError(SandboxError):

@@ -1,0 +1,52 @@
+"""The v2 leaves of one sandbox: one per running command, so that a command can be killed as a whole.
+
+Invariant: a leaf is used by one command at a time; one that background children still occupy is not used again
+before the sandbox ends.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sandbox.cgroup import files
+
+
+class Leaves:
+    """Free list of leaf directories below one v2 directory; `reuse=False` makes a new one every time."""
+
+    def __init__(self, parent: str, *, reuse: bool) -> None:
+        self._parent = parent
+        self._reuse = reuse
+        self._made = 0
+        self._free: list[str] = []
+        self._occupied: list[str] = []
+
+    def first(self) -> str:
+        """The path of the leaf that is made with the set (by the jail's first process)."""
+        self._made = 1
+        leaf = f"{self._parent}/c0"
+        self._free = [leaf]
+        return leaf
+
+    def take(self) -> str:
+        """A leaf without processes; makes one where none is free."""
+        if self._free:
+            return self._free.pop()
+        leaf = f"{self._parent}/c{self._made}"
+        self._made += 1
+        os.mkdir(leaf)
+        return leaf
+
+    def give_back(self, leaf: str) -> None:
+        """Makes the leaf free again, or sets it aside while something lives in it."""
+        if files.populated(leaf):
+            self._occupied.append(leaf)
+        elif self._reuse:
+            self._free.append(leaf)
+        else:
+            os.rmdir(leaf)
+
+    def all_free(self) -> None:
+        """Said after the sandbox's end, when every leaf is empty."""
+        self._free += self._occupied
+        self._occupied.clear()

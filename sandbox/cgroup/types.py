@@ -1,0 +1,100 @@
+"""What a cgroup backend offers: plans for the warden, and readings.
+
+Invariant: a backend only plans (which directories, which values, what to join) and reads; the warden makes and
+removes what belongs to a sandbox, so that nothing outlives the engine. A `CgroupSet` serves one sandbox at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
+
+import msgspec
+
+from sandbox.types import Limits
+
+LIMIT_NAMES = ("memory", "cpus", "pids", "disk")
+"""Names that `SandboxSpec.insist` and `Outcome.unenforced` use."""
+
+
+class Reading(NamedTuple):
+    """Counters of one sandbox; only differences between two readings mean anything."""
+
+    oom_kills: int = 0
+    pids_refused: int = 0
+    cpu_us: int | None = None
+    """CPU time of the command's own leaf; None where it has none."""
+
+
+class CgroupPlan(msgspec.Struct, frozen=True):
+    """What a jail's first process does, in order, before anything else."""
+
+    make: tuple[str, ...] = ()
+    write: tuple[tuple[str, str], ...] = ()
+    join: tuple[str, ...] = ()
+
+
+class CgroupSet(Protocol):
+    """The cgroups of one sandbox.
+
+    A command's leaf is what `cgroup.kill` can empty without touching earlier commands' background children.
+    """
+
+    def start_plan(self) -> CgroupPlan:
+        """What to make and join at the start; short for a set that was used before."""
+
+    def kill_file(self) -> str | None:
+        """Writing 1 here kills the whole sandbox; None where the host has no such file."""
+
+    def remove_paths(self) -> tuple[str, ...]:
+        """Directories to remove (with everything below) when the set is not kept."""
+
+    def reset_writes(self) -> tuple[tuple[str, str], ...]:
+        """What to write after a sandbox's end, before the set serves another."""
+
+    def take_leaf(self) -> str | None:
+        """A free leaf for one command (its directory), or None without cgroups."""
+
+    def return_leaf(self, leaf: str) -> None:
+        """Gives a leaf back; one that still has processes is set aside until the sandbox ends."""
+
+    def join_files(self, leaf: str) -> tuple[str, ...]:
+        """`cgroup.procs` files that a command's first process joins, in order."""
+
+    def kill_leaf(self, leaf: str) -> None:
+        """Kills every process in the leaf, without waiting."""
+
+    def reset_peak(self) -> None:
+        """Starts a new peak; only sensible while no other command runs."""
+
+    def peak_bytes(self, leaf: str | None) -> int | None:
+        """Peak memory since the last reset (or of the leaf), or None."""
+
+    def read(self, leaf: str | None) -> Reading:
+        """The counters now."""
+
+
+class Backend(Protocol):
+    """One way to enforce limits on this host; owns one parent cgroup per engine."""
+
+    @property
+    def name(self) -> Literal["hybrid", "v2", "none"]:
+        """As in `SandboxConfig.cgroup_backend`."""
+
+    @property
+    def enforced(self) -> Mapping[str, bool]:
+        """For each of `LIMIT_NAMES`: can it be enforced?"""
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        """The engine's parent cgroups, the one with `cgroup.kill` first; removed at its end."""
+
+    def open(self, memory_bytes: int, pids: int) -> None:
+        """Makes the parent cgroups with the caps for all sandboxes together.
+
+        Raises:
+            OSError: the host refuses; nothing of it is left.
+        """
+
+    def new_set(self, index: int, limits: Limits) -> CgroupSet:
+        """A set of that number, not yet made on disk."""

@@ -1,0 +1,299 @@
+"""The engine's sandboxes: one warden, one parent cgroup, one range of uids.
+
+Owns: the state-directory slot, the warden, the numbers (and so the uids) and cgroup sets of live sandboxes.
+Invariant: a number or set is given out again only after everything that used it is dead; leaving `start` leaves
+no process, cgroup or mount behind.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Self
+
+import anyio
+import msgspec
+
+from sandbox.build import ensure_native
+from sandbox.cgroup import files
+from sandbox.cgroup.probe import BackendName, open_backend
+from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
+from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError, StartError
+from sandbox.images.resolve import resolve_image
+from sandbox.jails import bubblewrap
+from sandbox.sandbox import MINIMAL_ENV, Sandbox
+from sandbox.seccomp import build_filter
+from sandbox.stage import stage_bwrap, stage_filter, stage_native
+from sandbox.state import UIDS_PER_ENGINE, Slot, claim_slot, default_state_dir, destroy_cgroup, open_state_dir
+from sandbox.types import GIB, MIB, Limits, SandboxSpec
+from sandbox.warden import Warden
+from sandbox.wire import Item, Tag, number, numbered, text
+
+_KEPT_SETS = 64
+_RELEASE_TIMEOUT_S = 20.0
+_NO_NAMESPACES = ("No permissions to create new namespace", "Creating new namespace failed", "setting up uid map")
+
+
+class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an engine runs its sandboxes; checked when it is made."""
+
+    state_dir: str | None = None
+    """Directory for staged binaries, images and records; None: /var/lib/rollout for root, else
+    `$XDG_STATE_HOME/rollout` or `~/.local/state/rollout`."""
+    uid_base: int = 700_000
+    """As root: first of the host uids that sandboxes run as (one each, never 0)."""
+    uid_count: int = 32 * UIDS_PER_ENGINE
+    """How many uids from `uid_base` on; each engine on the host takes 16,384 of them."""
+    max_sandboxes: int = 4096
+    """Sandboxes alive at once; `acquire` waits for a free place."""
+    memory_bytes: int | None = None
+    """Cap for all sandboxes together; None: the machine's memory less 2 GiB (at least half of it)."""
+    pids: int | None = None
+    """Cap for all sandboxes together; None: half of the machine's process numbers."""
+    cgroup_backend: BackendName = "auto"
+    start_timeout_s: float = 30.0
+    """Longest wait for one sandbox to come up."""
+
+    def __post_init__(self) -> None:
+        for field, low, high in (
+            ("uid_base", 1000, 2**31),
+            ("uid_count", UIDS_PER_ENGINE, 2**31),
+            ("max_sandboxes", 1, UIDS_PER_ENGINE),
+            ("memory_bytes", 64 * MIB, 1 << 50),
+            ("pids", 16, 1 << 22),
+            ("start_timeout_s", 0.1, 3600),
+        ):
+            value = getattr(self, field)
+            if value is not None and not low <= value <= high:
+                raise ConfigError(f"sandbox.{field}", value, f"must lie between {low} and {high}")
+
+
+def _default_memory_bytes() -> int:
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(total // 2, total - 2 * GIB)
+
+
+def _default_pids() -> int:
+    return max(64, int(Path("/proc/sys/kernel/pid_max").read_text()) // 2)
+
+
+class SandboxHost:
+    """Gives out sandboxes. Made by `start`; one per engine process."""
+
+    def __init__(self, config: SandboxConfig, state_dir: Path, slot: Slot) -> None:
+        self.config = config
+        self.state_dir = state_dir
+        self._slot = slot
+        self._root = os.geteuid() == 0
+        self._warden = Warden(self._on_died, self._on_warden_end)
+        self._places = anyio.Semaphore(config.max_sandboxes)
+        self._live: dict[int, Sandbox] = {}
+        self._free_idents: list[int] = []
+        self._next_ident = 0
+        self._free_sets: dict[Limits, list[CgroupSet]] = {}
+        self._next_set = 0
+        self._warden_gone = False
+        self._closing = False
+        self.backend: Backend
+        self.backend_reasons: dict[str, str] = {}
+        """For each cgroup backend that was tried and does not work here: why."""
+        self._plan: bubblewrap.JailPlan
+        self._filter: Path
+
+    # ------------------------------------------------------------------ life
+
+    @classmethod
+    @asynccontextmanager
+    async def start(cls, config: SandboxConfig | None = None) -> AsyncIterator[Self]:
+        """Starts the warden and yields the host; leaving ends every sandbox.
+
+        Raises:
+            ConfigError: the state directory cannot be used.
+            CapabilityError: no compiler or binary, no bubblewrap, or a named cgroup backend does not work.
+        """
+        config = config or SandboxConfig()
+        chosen = Path(config.state_dir) if config.state_dir is not None else default_state_dir()
+        state_dir = await anyio.to_thread.run_sync(open_state_dir, chosen)
+        slot = await anyio.to_thread.run_sync(claim_slot, state_dir, config.uid_count // UIDS_PER_ENGINE)
+        host = cls(config, state_dir, slot)
+        try:
+            native = await anyio.to_thread.run_sync(host._prepare)
+            try:
+                await host._warden.open(native, slot.lock_fd, host._estate())
+                yield host
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await host._end()
+        finally:
+            slot.close()
+
+    def _prepare(self) -> Path:
+        """Stages the binaries and opens the parent cgroups (blocking)."""
+        native = stage_native(self.state_dir, ensure_native())
+        self._plan = bubblewrap.JailPlan(
+            bwrap=str(stage_bwrap(self.state_dir)),
+            agent=str(native),
+            masked=tuple(name for name in bubblewrap.MASKABLE if os.path.exists(f"/proc/{name}")),
+        )
+        self._filter = stage_filter(self.state_dir, build_filter())
+        config = self.config
+        self.backend, self.backend_reasons = open_backend(
+            config.cgroup_backend,
+            f"{self._slot.number}-{os.getpid()}",
+            config.memory_bytes or _default_memory_bytes(),
+            config.pids or _default_pids(),
+            self._slot.record,
+        )
+        return native
+
+    def _estate(self) -> list[Item]:
+        return [text(Tag.DIR, root) for root in self.backend.roots]
+
+    async def _end(self) -> None:
+        self._closing = True
+        for box in list(self._live.values()):
+            box.close()
+        await self._warden.aclose()
+        for root in self.backend.roots:  # the warden has removed them, unless it was killed
+            await anyio.to_thread.run_sync(destroy_cgroup, root)
+
+    def _on_died(self, ident: int) -> None:
+        if ident in self._live:
+            self._live[ident].mark_dead("the sandbox has died (its first process ended)")
+
+    def _on_warden_end(self) -> None:
+        """The warden is gone: nothing can be cleaned up but by ending everything."""
+        self._warden_gone = True
+        for box in list(self._live.values()):
+            box.mark_dead("the warden has ended")
+        if not self._closing:
+            for root in self.backend.roots[:1]:
+                if os.path.isdir(root):
+                    files.kill_tree(root)
+
+    # ------------------------------------------------------------------ sandboxes
+
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """Limits that this host cannot enforce."""
+        return tuple(name for name in LIMIT_NAMES if not self.backend.enforced[name])
+
+    @property
+    def num_live(self) -> int:
+        """Sandboxes that exist now."""
+        return len(self._live)
+
+    @asynccontextmanager
+    async def acquire(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+        """A fresh sandbox, ended (and awaited) when the context is left.
+
+        Raises:
+            ConfigError: unknown image or name in `insist`.
+            CapabilityError: the host cannot enforce what the spec insists on, or cannot isolate at all.
+            StartError: the jail did not come up.
+            SandboxDiedError: the warden has ended.
+        """
+        self._check_insist(spec)
+        async with self._places:
+            ident = self._take_ident()
+            cgroups = self._take_set(spec.limits)
+            box: Sandbox | None = None
+            try:
+                box = await self._create(ident, spec, cgroups)
+                self._live[ident] = box
+                yield box
+            finally:
+                self._live.pop(ident, None)
+                if box is not None:
+                    box.close()
+                with anyio.CancelScope(shield=True):
+                    await self._release(ident, spec.limits, cgroups)
+
+    def _check_insist(self, spec: SandboxSpec) -> None:
+        for name in spec.insist:
+            if name not in LIMIT_NAMES:
+                raise ConfigError("spec.insist", name, f"must be one of {', '.join(LIMIT_NAMES)}")
+            if name in self.unenforced:
+                why = "; ".join(self.backend_reasons.values()) or "the cgroup backend is 'none'"
+                raise CapabilityError(f"this host cannot enforce the limit {name} ({why})", "run as root, or drop it")
+
+    def _take_ident(self) -> int:
+        if self._free_idents:
+            return heapq.heappop(self._free_idents)
+        self._next_ident += 1
+        return self._next_ident - 1
+
+    def _take_set(self, limits: Limits) -> CgroupSet:
+        free = self._free_sets.get(limits)
+        if free:
+            return free.pop()
+        self._next_set += 1
+        return self.backend.new_set(self._next_set - 1, limits)
+
+    async def _create(self, ident: int, spec: SandboxSpec, cgroups: CgroupSet) -> Sandbox:
+        image = resolve_image(spec.image, self.state_dir)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                items = self._start_items(ident, spec, cgroups, bubblewrap.argv(self._plan, image))
+                with anyio.fail_after(self.config.start_timeout_s):
+                    await self._warden.start(ident, items, [theirs.fileno()])
+            env = {**MINIMAL_ENV, "PATH": image.path, **image.env, **spec.env}
+            return Sandbox(ours, spec, env, cgroups, self.unenforced)
+        except TimeoutError:
+            ours.close()
+            raise StartError(f"the jail was not ready after {self.config.start_timeout_s} s") from None
+        except StartError as error:
+            ours.close()
+            if any(words in str(error) for words in _NO_NAMESPACES):
+                remedy = "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, AppArmor)"
+                raise CapabilityError(f"this host does not let a jail be built: {error}", remedy) from error
+            raise
+        except BaseException:
+            ours.close()
+            raise
+
+    def _start_items(self, ident: int, spec: SandboxSpec, cgroups: CgroupSet, argv: tuple[str, ...]) -> list[Item]:
+        plan = cgroups.start_plan()
+        limits = spec.limits
+        items = [text(Tag.DIR, path) for path in plan.make]
+        items += [text(Tag.SET, path, value) for path, value in plan.write]
+        items += [text(Tag.JOIN, path) for path in plan.join]
+        if self._root:
+            uid = self.config.uid_base + self._slot.number * UIDS_PER_ENGINE + ident
+            items.append(number(Tag.IDS, uid, uid))
+        items += [text(Tag.ARGV, word) for word in argv]
+        items += [number(Tag.AT, bubblewrap.AGENT_FD), numbered(Tag.OPEN, bubblewrap.SECCOMP_FD, str(self._filter))]
+        options = f"size={limits.disk_bytes},nr_inodes={limits.inodes},mode=0755"
+        items.append(text(Tag.TMPFS, "/tmp", options))
+        # /tmp comes last: it hides the root of the tmpfs, from which the others are bound.
+        for name, target, mode in (("w", "/workspace", 0o755), ("s", "/dev/shm", 0o1777), ("t", "/tmp", 0o1777)):
+            items.append(numbered(Tag.BIND, mode, name, target))
+        return items
+
+    async def _release(self, ident: int, limits: Limits, cgroups: CgroupSet) -> None:
+        if self._warden_gone:
+            return  # numbers and sets are not given out any more
+        free = self._free_sets.setdefault(limits, [])
+        keep = len(free) < _KEPT_SETS and not self._closing
+        items: list[Item] = []
+        if (kill_file := cgroups.kill_file()) is not None:
+            items.append(text(Tag.KILL, kill_file))
+        if keep:
+            items += [text(Tag.SET, path, value) for path, value in cgroups.reset_writes()]
+        else:
+            items += [text(Tag.REMOVE, path) for path in cgroups.remove_paths()]
+        clean = False
+        try:
+            with anyio.move_on_after(_RELEASE_TIMEOUT_S):
+                clean = await self._warden.release(ident, items)
+        except SandboxDiedError:
+            return
+        if clean:
+            heapq.heappush(self._free_idents, ident)
+            if keep:
+                free.append(cgroups)

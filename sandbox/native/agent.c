@@ -1,0 +1,264 @@
+/* The agent: pid 1 of a jail, which runs commands and opens files for the engine.
+ *
+ * Invariant: it ends when the engine's socket closes, and the kernel then ends everything in its
+ * namespace. It holds no capability, installs no signal handler (so the kernel shields it from
+ * its own namespace) and cannot be traced by what it runs. Commands are attributed through slots
+ * shared with their child until it execs. */
+#define _GNU_SOURCE
+#include "native.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MAX_COMMANDS 256
+#define SYNC_FD STDERR_FILENO
+
+struct command {
+    uint32_t id;
+    pid_t pid; /* of the foreground process, or of its keeper; 0 for a free slot */
+    int keeper;
+    int reported;
+};
+
+static struct command commands[MAX_COMMANDS];
+static struct command_slot *slots;
+static unsigned char buffer[WIRE_MAX_FRAME];
+static int engine_fd;
+
+static void refuse(uint32_t id, int error)
+{
+    struct wire_out out;
+
+    wire_begin(&out, WIRE_REFUSED, id);
+    wire_put_u32(&out, TAG_ERRNO, (uint32_t)error);
+    wire_send(engine_fd, &out, NULL, 0);
+}
+
+static uint64_t microseconds(struct timeval time)
+{
+    return (uint64_t)time.tv_sec * 1000000u + (uint64_t)time.tv_usec;
+}
+
+static void report(struct command *command, int status, const struct rusage *usage)
+{
+    struct wire_out out;
+    struct statfs disk = {0};
+    struct wire_result result = {
+        .status = (uint32_t)status,
+        .setup_errno = (uint32_t)slots[command - commands].setup_errno,
+        .user_us = microseconds(usage->ru_utime),
+        .system_us = microseconds(usage->ru_stime),
+        .max_rss_bytes = (uint64_t)usage->ru_maxrss * 1024,
+    };
+
+    if (statfs("/workspace", &disk) == 0) {
+        result.free_blocks = disk.f_bavail;
+        result.free_inodes = disk.f_ffree;
+    }
+    wire_begin(&out, WIRE_EXITED, command->id);
+    wire_put(&out, TAG_RESULT, &result, sizeof result);
+    wire_send(engine_fd, &out, NULL, 0);
+    command->reported = 1;
+}
+
+static void reap(void)
+{
+    struct rusage usage;
+    int status;
+    pid_t pid;
+
+    while ((pid = wait4(-1, &status, WNOHANG, &usage)) > 0)
+        for (int i = 0; i < MAX_COMMANDS; i++)
+            if (commands[i].pid == pid) {
+                struct command_slot *slot = &slots[i];
+                if (!commands[i].reported && commands[i].keeper && slot->done)
+                    report(&commands[i], slot->status, &slot->usage);
+                else if (!commands[i].reported) /* a keeper that was killed: its command is lost */
+                    report(&commands[i], status, &usage);
+                commands[i].pid = 0;
+                break;
+            }
+}
+
+/* Keepers whose command has ended while its background children live on. */
+static void collect_kept(int wake)
+{
+    uint64_t count;
+
+    if (read(wake, &count, sizeof count) < 0)
+        return;
+    for (int i = 0; i < MAX_COMMANDS; i++)
+        if (commands[i].pid && commands[i].keeper && !commands[i].reported &&
+            __atomic_load_n(&slots[i].done, __ATOMIC_ACQUIRE))
+            report(&commands[i], slots[i].status, &slots[i].usage);
+}
+
+static void start(struct wire_frame *frame, int wake)
+{
+    uint32_t id = frame->header.id, keeper = 0;
+    struct wire_cursor cursor = wire_items(frame);
+    struct wire_entry entry;
+    int free_slot = -1;
+
+    for (int i = MAX_COMMANDS - 1; i >= 0; i--)
+        if (commands[i].pid == 0)
+            free_slot = i;
+    if (free_slot < 0) {
+        refuse(id, EAGAIN);
+        return;
+    }
+    while (wire_next(&cursor, &entry) == 1)
+        if (entry.tag == TAG_KEEPER)
+            wire_u32(&entry, &keeper);
+    memset(&slots[free_slot], 0, sizeof slots[free_slot]);
+    pid_t pid = frame->header.kind == WIRE_PUT
+                    ? command_put(frame, &slots[free_slot])
+                    : command_start(frame, &slots[free_slot], keeper ? wake : -1);
+    if (pid < 0) {
+        refuse(id, errno);
+        return;
+    }
+    commands[free_slot] = (struct command){
+        .id = id, .pid = pid, .keeper = keeper && frame->header.kind == WIRE_RUN};
+}
+
+/* Kills what a command started: its session here, everything else through its cgroup by the
+ * engine; where there is no cgroup, by descent from its keeper. */
+static void kill_command(const struct wire_frame *frame)
+{
+    struct wire_cursor cursor = wire_items(frame);
+    struct wire_entry entry;
+    pid_t keepers[MAX_COMMANDS];
+    uint32_t kept = 0;
+    int count = 0;
+
+    while (wire_next(&cursor, &entry) == 1)
+        if (entry.tag == TAG_KEEPER)
+            wire_u32(&entry, &kept);
+
+    for (int i = 0; i < MAX_COMMANDS; i++)
+        if (commands[i].pid && commands[i].keeper)
+            keepers[count++] = commands[i].pid;
+    for (int i = 0; i < MAX_COMMANDS; i++) {
+        if (commands[i].pid == 0 || commands[i].id != frame->header.id)
+            continue;
+        if (commands[i].keeper) {
+            sweep_descendants(commands[i].pid, keepers, count);
+        } else {
+            kill(commands[i].pid, SIGKILL);
+            kill(-commands[i].pid, SIGKILL);
+        }
+        return;
+    }
+    if (kept)
+        sweep_descendants(0, keepers, count); /* the keeper was killed: what nobody keeps is its */
+}
+
+static void open_file(const struct wire_frame *frame)
+{
+    struct wire_cursor cursor = wire_items(frame);
+    struct wire_entry entry;
+    struct wire_out out;
+    const char *path = NULL;
+
+    while (wire_next(&cursor, &entry) == 1)
+        if (entry.tag == TAG_PATH)
+            path = wire_string(&entry);
+    int fd = path ? transfer_open_read(path) : (errno = EPROTO, -1);
+    if (fd < 0) {
+        refuse(frame->header.id, errno);
+        return;
+    }
+    wire_begin(&out, WIRE_OPENED, frame->header.id);
+    wire_send(engine_fd, &out, &fd, 1);
+    close(fd);
+}
+
+static void on_engine(int wake)
+{
+    struct wire_frame frame;
+    int got = wire_receive(engine_fd, buffer, &frame, MSG_DONTWAIT);
+
+    if (got < 0 && errno == EAGAIN)
+        return;
+    if (got <= 0)
+        _exit(0); /* the engine is gone, and with this process everything in here */
+    if (frame.header.kind == WIRE_RUN || frame.header.kind == WIRE_PUT)
+        start(&frame, wake);
+    else if (frame.header.kind == WIRE_KILL)
+        kill_command(&frame);
+    else if (frame.header.kind == WIRE_GET)
+        open_file(&frame);
+    else
+        refuse(frame.header.id, ENOSYS);
+    wire_close_fds(&frame);
+}
+
+/* Tells the warden that pid 1 runs, and waits until the writable mounts are there. */
+static int meet_warden(void)
+{
+    struct wire_frame frame;
+    struct wire_out out;
+    int null;
+
+    wire_begin(&out, WIRE_READY, 0);
+    if (wire_send(SYNC_FD, &out, NULL, 0) < 0)
+        return -1;
+    if (wire_receive(SYNC_FD, buffer, &frame, 0) != 1 || frame.header.kind != WIRE_GO)
+        return -1;
+    wire_close_fds(&frame);
+    null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    return null < 0 || dup3(null, 0, O_CLOEXEC) < 0 || dup3(null, 1, O_CLOEXEC) < 0 ||
+                   dup3(null, 2, O_CLOEXEC) < 0
+               ? -1
+               : 0;
+}
+
+int agent_main(int engine)
+{
+    sigset_t mask;
+
+    engine_fd = engine;
+    prctl(PR_SET_DUMPABLE, 0);
+    prctl(PR_SET_NAME, "rollout-agent");
+    umask(022);
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGCHLD);
+    sigprocmask(SIG_SETMASK, &mask, NULL);
+    fcntl(engine, F_SETFD, FD_CLOEXEC);
+    slots = mmap(NULL, sizeof *slots * MAX_COMMANDS, PROT_READ | PROT_WRITE,
+                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
+    int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (slots == MAP_FAILED || signals < 0 || wake < 0 || meet_warden() < 0)
+        return 1;
+    struct pollfd fds[] = {{.fd = engine, .events = POLLIN},
+                           {.fd = signals, .events = POLLIN},
+                           {.fd = wake, .events = POLLIN}};
+    for (;;) {
+        struct signalfd_siginfo info;
+        if (poll(fds, 3, -1) < 0)
+            continue;
+        if (fds[1].revents) {
+            while (read(signals, &info, sizeof info) == sizeof info)
+                ;
+            reap();
+        }
+        if (fds[2].revents)
+            collect_kept(wake);
+        if (fds[0].revents)
+            on_engine(wake);
+    }
+}

@@ -1,0 +1,41 @@
+/* What the parts of the native helper offer each other. */
+#ifndef ROLLOUT_NATIVE_H
+#define ROLLOUT_NATIVE_H
+
+#include "wire.h"
+
+#include <sys/resource.h>
+
+int warden_main(int engine, int lock);
+int agent_main(int engine);
+
+/* files.c: cgroup files and directories, from outside */
+int file_write(const char *path, const char *value);
+int cgroup_make(const char *path);
+int cgroup_remove(const char *path); /* with everything below; EBUSY while occupied */
+void cgroup_kill(const char *path);  /* everything below, by cgroup.kill or process by process */
+void tree_remove(const char *path);  /* a directory of plain files */
+
+/* jail.c: what a child of the warden does before it becomes a jail, or for one */
+pid_t jail_spawn(const struct wire_frame *frame, int sync);
+pid_t jail_mount(const struct wire_frame *frame, int pidfd);
+
+/* command.c: one command inside */
+struct command_slot { /* shared with the child until it execs */
+    int32_t setup_errno;
+    int32_t done;
+    int32_t status;
+    int32_t zero;
+    struct rusage usage;
+};
+pid_t command_start(const struct wire_frame *frame, struct command_slot *slot, int wake);
+pid_t command_put(const struct wire_frame *frame, struct command_slot *slot);
+
+/* sweep.c: processes by descent, where no cgroup holds them together */
+void sweep_descendants(pid_t keeper, const pid_t *keepers, int num_keepers);
+
+/* transfer.c */
+int transfer_open_read(const char *path);
+int transfer_copy_in(int source, const char *path, mode_t mode);
+
+#endif

@@ -1,0 +1,146 @@
+/* The wire format between engine, warden and agent: one frame per SEQPACKET message.
+ *
+ * A frame is a header and a list of items (tag, length, bytes); strings end with NUL, numbers are
+ * little-endian. The receiver checks every length before anything is used: a frame that breaks
+ * the format is refused whole, and its descriptors are closed. Mirrored by sandbox/wire.py. */
+#ifndef ROLLOUT_WIRE_H
+#define ROLLOUT_WIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define WIRE_MAGIC 0x56574c52u /* "RLWV" */
+#define WIRE_VERSION 1u
+#define WIRE_MAX_FRAME (192u * 1024u)
+#define WIRE_MAX_FDS 64
+#define WIRE_MAX_STRINGS 4096
+
+enum wire_kind {
+    /* engine -> warden */
+    WIRE_OWN = 1,     /* what to clean up when the engine is gone */
+    WIRE_START = 2,   /* start a jail; descriptors go to the numbers named by AT */
+    WIRE_RELEASE = 3, /* end a jail, clean up, answer when nothing is left */
+    /* warden -> engine */
+    WIRE_HELLO = 17,
+    WIRE_STARTED = 18,
+    WIRE_FAILED = 19,
+    WIRE_RELEASED = 20,
+    WIRE_DIED = 21,
+    /* engine -> agent */
+    WIRE_RUN = 33,
+    WIRE_KILL = 34,
+    WIRE_PUT = 35,
+    WIRE_GET = 36,
+    /* agent -> engine */
+    WIRE_EXITED = 49,
+    WIRE_OPENED = 50,
+    WIRE_REFUSED = 51,
+    /* agent <-> warden */
+    WIRE_READY = 65,
+    WIRE_GO = 66,
+};
+
+enum wire_tag {
+    TAG_ARGV = 1,    /* string, repeated */
+    TAG_ENV = 2,     /* string NAME=value, repeated */
+    TAG_CWD = 3,     /* string */
+    TAG_RLIMIT = 4,  /* struct wire_rlimit, repeated */
+    TAG_STDIO = 5,   /* u32: the first n descriptors become 0..n-1, the rest are cgroup.procs */
+    TAG_KEEPER = 6,  /* u32 1: keep the command's descendants together (no cgroup to do so) */
+    TAG_PATH = 7,    /* string */
+    TAG_MODE = 8,    /* u32 */
+    TAG_DIR = 9,     /* string: a cgroup directory to make */
+    TAG_SET = 10,    /* two strings: write the second to the file named by the first */
+    TAG_JOIN = 11,   /* string: a cgroup.procs file to join */
+    TAG_IDS = 12,    /* u32 uid, u32 gid */
+    TAG_OPEN = 13,   /* u32 number, string: open read-only at that descriptor number */
+    TAG_AT = 14,     /* u32: number of the next passed descriptor */
+    TAG_TMPFS = 15,  /* two strings: where to mount it, its options */
+    TAG_BIND = 16,   /* u32 mode, two strings: directory in the tmpfs, its target */
+    TAG_KILL = 17,   /* string: a cgroup.kill file */
+    TAG_REMOVE = 18, /* string: a cgroup directory to remove, with everything below */
+    TAG_TEXT = 19,   /* string */
+    TAG_ERRNO = 20,  /* u32 */
+    TAG_RESULT = 21, /* struct wire_result */
+    TAG_TREE = 22,   /* string: a directory of plain files to delete at the end */
+    TAG_PID = 23,    /* u32 */
+};
+
+struct wire_header {
+    uint32_t magic;
+    uint16_t version;
+    uint16_t kind;
+    uint32_t id;
+    uint32_t length; /* of the items that follow */
+};
+
+struct wire_item {
+    uint16_t tag;
+    uint16_t zero;
+    uint32_t length;
+};
+
+struct wire_rlimit {
+    uint32_t resource;
+    uint32_t zero;
+    uint64_t soft;
+    uint64_t hard;
+};
+
+struct wire_result {
+    uint32_t status; /* as wait(2) gives it */
+    uint32_t setup_errno;
+    uint64_t user_us;
+    uint64_t system_us;
+    uint64_t max_rss_bytes;
+    uint64_t free_blocks; /* of the writable mounts, when the command ended */
+    uint64_t free_inodes;
+};
+
+struct wire_frame {
+    struct wire_header header;
+    const unsigned char *items;
+    int fds[WIRE_MAX_FDS];
+    int num_fds;
+    pid_t sender; /* where the socket passes credentials, else 0 */
+};
+
+struct wire_cursor {
+    const unsigned char *at;
+    size_t left;
+};
+
+struct wire_entry {
+    uint16_t tag;
+    uint32_t length;
+    const unsigned char *data;
+};
+
+struct wire_out {
+    unsigned char bytes[8192];
+    size_t length;
+};
+
+/* Receives one frame into buffer (WIRE_MAX_FRAME bytes). 1: a frame; 0: the peer is gone;
+ * -1 with errno: EAGAIN, EPROTO (malformed; descriptors closed) or the system's. */
+int wire_receive(int socket, unsigned char *buffer, struct wire_frame *frame, int flags);
+void wire_close_fds(struct wire_frame *frame);
+
+/* Checks header and items of a message of that many bytes. */
+int wire_check(const unsigned char *bytes, size_t length, struct wire_frame *frame);
+
+struct wire_cursor wire_items(const struct wire_frame *frame);
+int wire_next(struct wire_cursor *cursor, struct wire_entry *entry);
+
+/* The value of an item, or a refusal: NULL, or 0 and errno EPROTO. */
+const char *wire_string(const struct wire_entry *entry);
+int wire_pair(const struct wire_entry *entry, size_t skip, const char **first, const char **second);
+int wire_u32(const struct wire_entry *entry, uint32_t *value);
+
+void wire_begin(struct wire_out *out, uint16_t kind, uint32_t id);
+void wire_put(struct wire_out *out, uint16_t tag, const void *data, size_t length);
+void wire_put_u32(struct wire_out *out, uint16_t tag, uint32_t value);
+int wire_send(int socket, struct wire_out *out, const int *fds, int num_fds);
+
+#endif

@@ -1,0 +1,235 @@
+"""One command that runs in a sandbox, from its start to its outcome.
+
+Owns: the engine's ends of the command's pipes, its leaf cgroup and its deadline. Invariant: a command leaves with
+exactly one outcome or one fault; once it was killed, everything that it started is dead before the outcome is out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import anyio
+
+from sandbox.cgroup import files
+from sandbox.cgroup.types import CgroupSet, Reading
+from sandbox.errors import SandboxDiedError, SandboxError
+from sandbox.outcome import Observed, classify, end_signal, exit_code
+from sandbox.streams import Drain, Feed
+from sandbox.types import Command, Outcome, Reason, Usage
+from sandbox.wire import Result
+
+DRAIN_S = 0.05
+KILL_TIMEOUT_S = 10.0
+_EMPTY_TIMEOUT_S = 2.0
+_PUMP_READS = 64
+_FLOOD_FACTOR = 64
+
+PeakScope = Literal["command", "sandbox", "process"]
+
+
+class Process:
+    """A started command. Made by `Sandbox.start`; `wait` gives its outcome, `kill` ends it early.
+
+    Args:
+        kill_inside: asks the agent to kill what the command started.
+        unenforced: limits that the host cannot enforce.
+    """
+
+    def __init__(
+        self,
+        command: Command,
+        cgroups: CgroupSet,
+        leaf: str | None,
+        unenforced: tuple[str, ...],
+        kill_inside: Callable[[], None],
+    ) -> None:
+        self._command = command
+        self._cgroups = cgroups
+        self.leaf = leaf
+        self._unenforced = unenforced
+        self._kill_inside = kill_inside
+        self._before = cgroups.read(leaf)
+        self._drains: dict[int, Drain] = {}
+        self._feed: Feed | None = None
+        self._killed_for: Reason | None = None
+        self._ended = anyio.Event()
+        self._result: Result | None = None
+        self._died: str | None = None
+        self._outcome: Outcome | None = None
+        self._finishing = anyio.Lock()
+        self._started_s = time.monotonic()
+        self._ended_s = self._started_s
+        self.alone = True
+        """No other command ran in this sandbox at the same time (so far)."""
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(command.timeout_s, self._kill, Reason.TIMEOUT)
+        self._give_up: asyncio.TimerHandle | None = None
+
+    def attach(self, number: int, fd: int) -> None:
+        """Collects a stream from its non-blocking read end (owned from now on)."""
+        command = self._command
+        flood = command.kill_output_bytes
+        if flood is None:
+            flood = max(1, command.output_limit_bytes) * _FLOOD_FACTOR
+        self._drains[number] = Drain(fd, command.output_limit_bytes, flood, lambda: self._kill(Reason.OUTPUT_LIMIT))
+
+    def feed(self, fd: int) -> None:
+        """Writes the command's stdin to a non-blocking pipe end (owned from now on)."""
+        self._feed = Feed(fd, self._command.stdin)
+
+    @property
+    def running(self) -> bool:
+        """Has the foreground process not ended yet, as far as is known?"""
+        return not self._ended.is_set()
+
+    def exited(self, result: Result) -> None:
+        """Told by the sandbox when the agent reports the end."""
+        self._result = result
+        self._stop()
+
+    def lost(self, why: str) -> None:
+        """Told by the sandbox when it has ended (closed by its owner, or died)."""
+        if self.running:
+            self._died = why
+            self._stop()
+
+    def _stop(self) -> None:
+        self._ended_s = time.monotonic()
+        self._deadline.cancel()
+        if self._give_up is not None:
+            self._give_up.cancel()
+        if self._feed is not None:
+            self._feed.stop()
+        self._ended.set()
+
+    def mark_killed(self, reason: Reason) -> None:
+        """Notes why it will be found dead; the first reason stays."""
+        if self._killed_for is None:
+            self._killed_for = reason
+
+    def _kill(self, reason: Reason) -> None:
+        if not self.running or self._killed_for is not None:
+            return
+        self._killed_for = reason
+        if self.leaf is not None:
+            self._cgroups.kill_leaf(self.leaf)
+        self._kill_inside()
+        loop = asyncio.get_running_loop()
+        self._give_up = loop.call_later(
+            KILL_TIMEOUT_S, self.lost, f"a killed command did not end in {KILL_TIMEOUT_S} s"
+        )
+
+    async def kill(self) -> None:
+        """Kills everything that the command started and waits until it is dead (outcome `killed`).
+
+        Raises:
+            SandboxDiedError: the sandbox ended, or the command cannot be killed.
+        """
+        self._kill(Reason.KILLED)
+        await self.wait()
+
+    async def wait(self) -> Outcome:
+        """The outcome; may be called again. Cancelling it does not end the command (leaving `start` does).
+
+        Raises:
+            SandboxDiedError: the sandbox ended under the command.
+            SandboxError: our own preparation of the command failed.
+        """
+        await self._ended.wait()
+        async with self._finishing:
+            if self._outcome is None:
+                self._outcome = await self._finish()
+        return self._outcome
+
+    async def _finish(self) -> Outcome:
+        if self._result is not None and self._result.setup_errno:
+            raise SandboxError(f"a command could not be prepared: {os.strerror(self._result.setup_errno)}")
+        if self._died is not None and self._killed_for is not Reason.KILLED:
+            raise SandboxDiedError(self._died)
+        if self._killed_for is not None:
+            await self._empty_leaf()
+        await self._settle()
+        return self._make_outcome()
+
+    async def _empty_leaf(self) -> None:
+        """After a kill: once more (the first may have come before the process joined), until nobody is left."""
+        if self.leaf is None or self._died is not None:
+            return
+        pause_s = 0.0005
+        deadline = time.monotonic() + _EMPTY_TIMEOUT_S
+        self._cgroups.kill_leaf(self.leaf)
+        while files.populated(self.leaf) and time.monotonic() < deadline:
+            await anyio.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.02)
+
+    async def _settle(self) -> None:
+        """Takes what is already in the pipes, then waits briefly for their end."""
+        for drain in self._drains.values():
+            for _ in range(_PUMP_READS):
+                if not drain.read_some():
+                    break
+        if all(drain.ended.is_set() for drain in self._drains.values()):
+            return
+        with anyio.move_on_after(DRAIN_S):
+            for drain in self._drains.values():
+                await drain.ended.wait()
+
+    def take_open_streams(self) -> list[int]:
+        """Ends reading; descriptors of streams that background children still hold."""
+        if self._feed is not None:
+            self._feed.stop()
+        self._deadline.cancel()
+        if self._give_up is not None:
+            self._give_up.cancel()
+        return [fd for drain in self._drains.values() if (fd := drain.stop()) is not None]
+
+    def _usage(self, result: Result, after: Reading) -> Usage:
+        cpu_us = result.user_us + result.system_us
+        if after.cpu_us is not None and self._before.cpu_us is not None:
+            cpu_us = max(cpu_us, after.cpu_us - self._before.cpu_us)
+        peak = self._cgroups.peak_bytes(self.leaf)
+        scope: PeakScope = "process" if peak is None else ("command" if self.alone else "sandbox")
+        return Usage(
+            wall_s=self._ended_s - self._started_s,
+            cpu_s=cpu_us / 1e6,
+            peak_memory_bytes=result.max_rss_bytes if peak is None else peak,
+            peak_scope=scope,
+            oom_kills=after.oom_kills - self._before.oom_kills,
+        )
+
+    def _make_outcome(self) -> Outcome:
+        result = self._result
+        if result is None:  # the sandbox was closed under it
+            result = Result(int(signal.SIGKILL), 0, 0, 0, 0, 1, 1)
+        after = self._before if self._died is not None else self._cgroups.read(self.leaf)
+        usage = self._usage(result, after)
+        reason = classify(
+            Observed(
+                status=result.status,
+                killed_for=self._killed_for,
+                oom_kills=usage.oom_kills,
+                pids_refused=after.pids_refused - self._before.pids_refused,
+                disk_full=result.free_blocks == 0 or result.free_inodes == 0,
+                cpu_s=usage.cpu_s,
+                cpu_limit_s=self._command.cpu_s,
+                unenforced=self._unenforced,
+            )
+        )
+        stdout, stdout_lost = self._drains[1].result() if 1 in self._drains else (b"", 0)
+        stderr, stderr_lost = self._drains[2].result() if 2 in self._drains else (b"", 0)
+        return Outcome(
+            reason=reason,
+            exit_code=exit_code(result.status),
+            signal=end_signal(result.status),
+            stdout=stdout,
+            stderr=stderr,
+            stdout_truncated_bytes=stdout_lost,
+            stderr_truncated_bytes=stderr_lost,
+            usage=usage,
+            unenforced=self._unenforced,
+        )

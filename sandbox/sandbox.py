@@ -1,0 +1,385 @@
+"""A live sandbox: commands and files, over the socket of its agent.
+
+Owns: that socket, the running commands, and the output streams that background children keep open. Invariant: a
+path that sandboxed code controls is only ever resolved inside, by the agent; what comes out is checked again here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import resource
+import socket
+import stat
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+
+from sandbox.cgroup.types import CgroupSet
+from sandbox.errors import ConfigError, ProtocolError, SandboxDiedError, SandboxError, TransferError
+from sandbox.link import FrameLink
+from sandbox.process import Process
+from sandbox.streams import Feed
+from sandbox.types import Command, Limits, Outcome, Reason, SandboxSpec
+from sandbox.wire import MAX_FDS, MAX_STRINGS, Frame, Item, Kind, Tag, encode, number, rlimit, text
+
+MINIMAL_ENV = {
+    "HOME": "/workspace",
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+}
+_KEPT_STREAMS = 32
+_CLEAN_UP_S = 15.0
+_PUT_TIMEOUT_S = 60.0
+_READ_ON_LOOP_BYTES = 256 * 1024
+_RLIMIT_NPROC = resource.RLIMIT_NPROC
+
+
+def limit_items(limits: Limits, unenforced: Sequence[str]) -> list[Item]:
+    """Resource limits of every command; they do their best for what no cgroup enforces."""
+    items = [
+        rlimit(resource.RLIMIT_NOFILE, limits.open_files, limits.open_files),
+        rlimit(resource.RLIMIT_FSIZE, limits.file_size_bytes, limits.file_size_bytes),
+        # 1 and not 0: a piped core handler of the host would still be started at 0.
+        rlimit(resource.RLIMIT_CORE, 1, 1),
+    ]
+    if "pids" in unenforced:
+        items.append(rlimit(_RLIMIT_NPROC, limits.pids, limits.pids))
+    if "memory" in unenforced:
+        items.append(rlimit(resource.RLIMIT_DATA, limits.memory_bytes, limits.memory_bytes))
+    return items
+
+
+def _cpu_items(cpu_s: float | None) -> list[Item]:
+    if cpu_s is None:
+        return []
+    soft = max(1, int(-(-cpu_s // 1)))  # the kernel counts whole seconds
+    return [rlimit(resource.RLIMIT_CPU, soft, soft + 1)]
+
+
+class Sandbox:
+    """Made by `SandboxHost.acquire`; usable until that context ends.
+
+    Several commands may run at once, and background processes of finished ones live on until the sandbox ends.
+    """
+
+    def __init__(
+        self, end: socket.socket, spec: SandboxSpec, env: dict[str, str], cgroups: CgroupSet, unenforced: Sequence[str]
+    ) -> None:
+        self.spec = spec
+        self.unenforced = tuple(unenforced)
+        self._env = env
+        self._cgroups = cgroups
+        self._limits = limit_items(spec.limits, unenforced)
+        self._running: dict[int, Process] = {}
+        self._answers: dict[int, asyncio.Future[tuple[Frame, list[int]]]] = {}
+        self._kept: deque[int] = deque()
+        self._next_ident = 0
+        self._died: str | None = None
+        self._closed = False
+        self._link = FrameLink(end, self._on_frame, self._on_end)
+
+    @property
+    def alive(self) -> bool:
+        """False once the sandbox was closed or has died."""
+        return self._died is None and not self._closed
+
+    # ------------------------------------------------------------------ the agent's socket
+
+    def _on_frame(self, frame: Frame, fds: list[int]) -> None:
+        process = self._running.get(frame.ident)
+        if frame.kind == Kind.EXITED and process is not None:
+            try:
+                process.exited(frame.result())
+            except ProtocolError as error:
+                self._on_end(str(error))
+        elif frame.kind == Kind.REFUSED and process is not None:
+            process.lost(f"the agent refused a command: {os.strerror(frame.number(Tag.ERRNO))}")
+        elif (answer := self._answers.pop(frame.ident, None)) is not None and not answer.done():
+            answer.set_result((frame, fds))
+            return
+        for fd in fds:
+            os.close(fd)
+
+    def _on_end(self, why: str) -> None:
+        self.mark_dead(f"the sandbox has died ({why})")
+
+    def mark_dead(self, why: str) -> None:
+        """Ends every waiter with `SandboxDiedError`; idempotent."""
+        if not self.alive:
+            return
+        self._died = why
+        self._link.close()
+        self._drop(Reason.SIGNAL, why)
+
+    def _drop(self, reason: Reason, why: str) -> None:
+        for process in list(self._running.values()):
+            if reason is Reason.KILLED:
+                process.mark_killed(reason)
+            process.lost(why)
+        answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            if not answer.done():
+                answer.set_exception(SandboxDiedError(why))
+
+    def close(self) -> None:
+        """Ends the agent, and with it every process; running commands get the outcome `killed`. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._link.close()
+        self._drop(Reason.KILLED, "the sandbox was closed")
+        while self._kept:
+            os.close(self._kept.popleft())
+
+    def _require_alive(self) -> None:
+        if self._closed:
+            raise SandboxDiedError("the sandbox was closed")
+        if self._died is not None:
+            raise SandboxDiedError(self._died)
+
+    def _take_ident(self) -> int:
+        self._next_ident = (self._next_ident + 1) & 0x7FFFFFFF
+        return self._next_ident
+
+    # ------------------------------------------------------------------ commands
+
+    async def run(self, command: Command) -> Outcome:
+        """Runs a command to its end. Cancelled, everything that it started is killed first.
+
+        Raises:
+            ConfigError: the command does not fit into one request.
+            SandboxDiedError: the sandbox ended under it.
+        """
+        async with self.start(command) as process:
+            return await process.wait()
+
+    @asynccontextmanager
+    async def start(self, command: Command, fds: Sequence[int] = ()) -> AsyncIterator[Process]:
+        """Starts a command; leaving the context kills what is still running of it.
+
+        Args:
+            fds: become the child's 0, 1, 2, 3 …; the caller keeps and closes its own copies. Those of 0-2 that
+                are not given are served as in `run`.
+
+        Raises:
+            ConfigError: the command does not fit into one request.
+            SandboxDiedError: the sandbox has ended.
+        """
+        self._require_alive()
+        ident = self._take_ident()
+        leaf = self._cgroups.take_leaf()
+        try:
+            process = await self._launch(ident, command, fds, leaf)
+        except BaseException:
+            if leaf is not None and self.alive:
+                self._cgroups.return_leaf(leaf)
+            raise
+        try:
+            yield process
+        finally:
+            if process.running:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(_CLEAN_UP_S, shield=True):
+                    await self._kill_quietly(process)
+            self._forget(ident, process)
+
+    async def _kill_quietly(self, process: Process) -> None:
+        try:
+            await process.kill()
+        except SandboxDiedError:
+            return  # dead is what was wanted
+
+    def _forget(self, ident: int, process: Process) -> None:
+        self._running.pop(ident, None)
+        self._kept += process.take_open_streams()
+        while len(self._kept) > (_KEPT_STREAMS if self.alive else 0):
+            os.close(self._kept.popleft())
+        if process.leaf is not None and self.alive:
+            self._cgroups.return_leaf(process.leaf)
+
+    async def _launch(self, ident: int, command: Command, fds: Sequence[int], leaf: str | None) -> Process:
+        items = self._run_items(command, max(3, len(fds)), leaf is None)
+        try:
+            frame = encode(Kind.RUN, ident, items)
+        except ProtocolError as error:
+            raise ConfigError("command.argv", f"{len(command.argv)} words", str(error)) from None
+        for other in self._running.values():
+            other.alone = False
+        if not self._running:
+            self._cgroups.reset_peak()
+        process = Process(command, self._cgroups, leaf, self.unenforced, lambda: self._ask_kill(ident))
+        process.alone = not self._running
+        self._running[ident] = process
+        theirs: list[int] = []
+        try:
+            attached = self._make_stdio(process, command, fds, theirs)
+            for path in self._cgroups.join_files(leaf) if leaf is not None else ():
+                theirs.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+                attached.append(theirs[-1])
+            if len(attached) > MAX_FDS:
+                raise ConfigError("fds", len(fds), f"at most {MAX_FDS - 5} descriptors")
+            await self._link.send(frame, attached)
+        except BaseException:
+            self._running.pop(ident, None)
+            for fd in process.take_open_streams():
+                os.close(fd)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        return process
+
+    def _run_items(self, command: Command, num_stdio: int, keeper: bool) -> list[Item]:
+        env = {**self._env, **command.env}
+        if len(env) + len(command.argv) >= MAX_STRINGS:
+            raise ConfigError(
+                "command.argv", f"{len(command.argv)} words", f"at most {MAX_STRINGS} words and variables"
+            )
+        items = [text(Tag.ARGV, word) for word in command.argv]
+        items += [text(Tag.ENV, f"{name}={value}") for name, value in env.items()]
+        items += [text(Tag.CWD, command.cwd), number(Tag.STDIO, num_stdio), *self._limits, *_cpu_items(command.cpu_s)]
+        if keeper:
+            items.append(number(Tag.KEEPER, 1))
+        return items
+
+    def _make_stdio(self, process: Process, command: Command, fds: Sequence[int], theirs: list[int]) -> list[int]:
+        attached = list(fds)
+        for index in range(len(fds), 3):
+            if index == 0 and not command.stdin:
+                child = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+            elif index == 0:
+                child, ours = os.pipe2(os.O_CLOEXEC)
+                os.set_blocking(ours, False)
+                process.feed(ours)
+            else:
+                ours, child = os.pipe2(os.O_CLOEXEC)
+                os.set_blocking(ours, False)
+                process.attach(index, ours)
+            theirs.append(child)
+            attached.append(child)
+        return attached
+
+    def _ask_kill(self, ident: int) -> None:
+        items = [] if self._cgroups.kill_file() else [number(Tag.KEEPER, 1)]
+        try:
+            sent = self._link.send_nowait(encode(Kind.KILL, ident, items))
+        except SandboxDiedError:
+            return  # its end is reported by the link
+        if not sent:  # an agent that does not read is stuck; only its end helps
+            self.mark_dead("the agent does not read its requests")
+
+    # ------------------------------------------------------------------ files
+
+    async def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
+        """Writes a regular file, making its parents. The bytes are charged to the sandbox.
+
+        A symbolic link in the last place is refused, not followed.
+
+        Raises:
+            TransferError: the sandbox cannot write it (no space, a directory, a link, a read-only place …).
+            SandboxDiedError: the sandbox has ended.
+        """
+        self._require_alive()
+        theirs: list[int] = []
+        feed: Feed | None = None
+        leaf = self._cgroups.take_leaf()
+        try:
+            child, ours = os.pipe2(os.O_CLOEXEC)
+            theirs.append(child)
+            os.set_blocking(ours, False)
+            for join in self._cgroups.join_files(leaf) if leaf is not None else ():
+                theirs.append(os.open(join, os.O_WRONLY | os.O_CLOEXEC))
+            items = [text(Tag.PATH, _absolute(path)), number(Tag.MODE, mode & 0o7777), *self._limits]
+            sending = self._ask(Kind.PUT, items, theirs)
+            feed = Feed(ours, data)
+            with anyio.fail_after(_PUT_TIMEOUT_S):
+                frame, _ = await sending
+        except TimeoutError:
+            raise TransferError(path, f"not written within {_PUT_TIMEOUT_S} s") from None
+        finally:
+            for fd in theirs:
+                os.close(fd)
+            if feed is not None:
+                feed.stop()
+            if leaf is not None and self.alive:
+                self._cgroups.return_leaf(leaf)
+        _check_put(path, frame)
+
+    async def read_file(self, path: str, max_bytes: int) -> bytes:
+        """Reads a regular file of at most that many bytes; a link in the last place is not followed.
+
+        Raises:
+            TransferError: absent, not a regular file, or larger than `max_bytes`.
+            SandboxDiedError: the sandbox has ended.
+        """
+        self._require_alive()
+        frame, fds = await self._ask(Kind.GET, [text(Tag.PATH, _absolute(path))], ())
+        try:
+            if frame.kind != Kind.OPENED or len(fds) != 1:
+                code = frame.number(Tag.ERRNO, errno.EPROTO)
+                raise TransferError(path, _refusal(code), code)
+            # The agent shares a kernel namespace with hostile code: believe only what the descriptor says.
+            info = os.fstat(fds[0])
+            if not stat.S_ISREG(info.st_mode):
+                raise TransferError(path, "not a regular file")
+            if info.st_size > max_bytes:
+                raise TransferError(path, f"{info.st_size} bytes are over the cap of {max_bytes}", errno.EFBIG)
+            if info.st_size <= _READ_ON_LOOP_BYTES:
+                return _read_all(fds[0], info.st_size)
+            return await anyio.to_thread.run_sync(_read_all, fds[0], info.st_size)  # cancelled only when it is through
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    async def _ask(self, kind: Kind, items: Sequence[Item], fds: Sequence[int]) -> tuple[Frame, list[int]]:
+        ident = self._take_ident()
+        answer: asyncio.Future[tuple[Frame, list[int]]] = asyncio.get_running_loop().create_future()
+        self._answers[ident] = answer
+        try:
+            await self._link.send(encode(kind, ident, items), fds)
+            return await answer
+        finally:
+            self._answers.pop(ident, None)
+
+
+def _absolute(path: str) -> str:
+    if "\0" in path or not path:
+        raise ConfigError("path", path, "must be a non-empty string without NUL")
+    return path if path.startswith("/") else f"/workspace/{path}"
+
+
+def _refusal(code: int) -> str:
+    if code == errno.EINVAL:
+        return "not a regular file"
+    if code == errno.ELOOP:
+        return "a symbolic link"
+    return os.strerror(code)
+
+
+def _check_put(path: str, frame: Frame) -> None:
+    if frame.kind != Kind.EXITED:
+        code = frame.number(Tag.ERRNO, errno.EPROTO)
+        raise TransferError(path, _refusal(code), code)
+    result = frame.result()
+    if result.setup_errno:
+        raise SandboxError(f"a transfer could not be prepared: {os.strerror(result.setup_errno)}")
+    if not os.WIFEXITED(result.status):
+        raise TransferError(path, f"its writer was killed by signal {os.WTERMSIG(result.status)}")
+    code = os.WEXITSTATUS(result.status)
+    if code:
+        raise TransferError(path, _refusal(code), code)
+
+
+def _read_all(fd: int, size: int) -> bytes:
+    parts: list[bytes] = []
+    while size > 0:
+        part = os.pread(fd, size, sum(map(len, parts)))
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)

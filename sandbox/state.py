@@ -1,0 +1,163 @@
+"""The state directory: who lives, what the dead left, and which uids are whose.
+
+Owns: `engines/<slot>/` with one lock and one record per engine. The lock is held by the engine and its warden
+together, so a slot is free only when both have ended. Invariant: reconciling touches nothing whose lock is held.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from sandbox.cgroup import files
+from sandbox.errors import CapabilityError, ConfigError
+from sandbox.stage import require_reachable
+
+UIDS_PER_ENGINE = 16_384
+_EMPTY_WAIT_S = 5.0
+
+
+def default_state_dir() -> Path:
+    """`/var/lib/rollout` for root, else `rollout` in the user's state directory."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/rollout")
+    base = os.environ.get("XDG_STATE_HOME")
+    return Path(base) / "rollout" if base else Path.home() / ".local" / "state" / "rollout"
+
+
+class Record(msgspec.Struct, frozen=True):
+    """What an engine would leave behind if it were killed now."""
+
+    pid: int
+    cgroups: tuple[str, ...] = ()
+
+
+def open_state_dir(path: Path) -> Path:
+    """Makes the directory and its parts where they are missing.
+
+    Raises:
+        ConfigError: it cannot be written, or (as root) other uids cannot pass through to it.
+    """
+    path = path.absolute()
+    try:
+        for folder in (path, path / "bin", path / "engines"):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not os.access(path / "engines", os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError("state_dir", str(path), f"cannot be written ({error.strerror}); choose another") from None
+    if os.geteuid() == 0:
+        for folder in (path, path / "bin"):
+            folder.chmod(0o755)
+        require_reachable(path / "bin")
+    return path
+
+
+@contextmanager
+def _registry_lock(state_dir: Path) -> Iterator[None]:
+    """Held for moments only: while slots are claimed or cleaned."""
+    fd = os.open(state_dir / "engines" / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(slot: Path) -> int | None:
+    """A locked descriptor of a slot's lock file, or None while its owner lives."""
+    fd = os.open(slot / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+class Slot:
+    """One engine's place: a directory, a lock, a number that gives its uids. Close it when all is gone."""
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        self.path = path
+        self.number = int(path.name)
+        self.lock_fd = lock_fd
+
+    def record(self, cgroups: tuple[str, ...]) -> None:
+        """Writes down, by rename, what would be left after a crash."""
+        scratch = self.path / "record.tmp"
+        scratch.write_bytes(msgspec.json.encode(Record(os.getpid(), cgroups)))
+        scratch.rename(self.path / "record.json")
+
+    def close(self) -> None:
+        """Lets go of the lock; the directory stays, empty but for its lock file, for the next engine."""
+        (self.path / "record.json").unlink(missing_ok=True)
+        os.close(self.lock_fd)
+
+
+def claim_slot(state_dir: Path, num_slots: int) -> Slot:
+    """Cleans up after dead engines, then takes the first free slot.
+
+    Raises:
+        CapabilityError: every slot belongs to a living engine.
+    """
+    with _registry_lock(state_dir):
+        _reconcile(state_dir)
+        for number in range(num_slots):
+            path = state_dir / "engines" / str(number)
+            path.mkdir(mode=0o755, exist_ok=True)
+            lock_fd = _try_lock(path)
+            if lock_fd is not None:
+                return Slot(path, lock_fd)
+    raise CapabilityError(f"{num_slots} engines use {state_dir} already", "raise uid_count, or use another state_dir")
+
+
+def reconcile(state_dir: Path) -> list[str]:
+    """Kills and removes what dead engines left; returns what was removed."""
+    with _registry_lock(state_dir):
+        return _reconcile(state_dir)
+
+
+def _reconcile(state_dir: Path) -> list[str]:
+    removed: list[str] = []
+    for path in sorted((state_dir / "engines").iterdir()):
+        if not path.name.isdigit() or not (path / "record.json").exists():
+            continue
+        lock_fd = _try_lock(path)
+        if lock_fd is None:
+            continue
+        try:
+            record = msgspec.json.decode((path / "record.json").read_bytes(), type=Record)
+            for directory in record.cgroups:
+                if os.path.isdir(directory):
+                    destroy_cgroup(directory)
+                    removed.append(directory)
+            (path / "record.json").unlink()
+        finally:
+            os.close(lock_fd)
+    return removed
+
+
+def destroy_cgroup(directory: str) -> None:
+    """Kills everything in a cgroup and removes it, waiting a few seconds for it to empty.
+
+    Raises:
+        OSError: it is still occupied after that.
+    """
+    deadline = time.monotonic() + _EMPTY_WAIT_S
+    while True:
+        try:
+            files.remove_tree(directory)
+            return
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        files.kill_tree(directory)
+        time.sleep(0.005)

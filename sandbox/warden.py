@@ -1,0 +1,152 @@
+"""The engine's side of the warden: one outside process that starts and ends jails.
+
+Owns: the warden process and the numbers of live jails. Invariant: every request ends with an answer, a deadline
+or `SandboxDiedError`; when the warden is gone, every waiter is told.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import anyio
+
+from sandbox.errors import SandboxDiedError, StartError
+from sandbox.link import FrameLink
+from sandbox.wire import VERSION, Frame, Item, Kind, Tag, encode
+
+_HELLO_TIMEOUT_S = 10.0
+_EXIT_TIMEOUT_S = 15.0
+
+
+class _Answer:
+    """A slot for one expected frame."""
+
+    def __init__(self) -> None:
+        self.event = anyio.Event()
+        self.frame: Frame | None = None
+
+    def give(self, frame: Frame | None) -> None:
+        self.frame = frame
+        self.event.set()
+
+
+class Warden:
+    """Client of one warden process. Make it with `open`, end it with `aclose`.
+
+    Args:
+        on_died: told the number of a jail whose agent ended unasked.
+        on_end: told once when the warden itself is gone.
+    """
+
+    def __init__(self, on_died: Callable[[int], None], on_end: Callable[[], None]) -> None:
+        self._on_died = on_died
+        self._on_end = on_end
+        self._answers: dict[tuple[int, bool], _Answer] = {}  # (jail, is it a release?)
+        self._hello = _Answer()
+        self._link: FrameLink | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the warden."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def open(self, native: Path, lock_fd: int, estate: Sequence[Item]) -> None:
+        """Starts the process and names what it must remove at the end.
+
+        Raises:
+            StartError: it did not answer.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            command = [str(native), "warden", str(theirs.fileno()), str(lock_fd)]
+            self._process = await anyio.to_thread.run_sync(
+                lambda: subprocess.Popen(  # one short vfork per engine
+                    command,
+                    pass_fds=(theirs.fileno(), lock_fd),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    env={},
+                )
+            )
+        self._link = FrameLink(ours, self._on_frame, self._on_link_end)
+        with anyio.move_on_after(_HELLO_TIMEOUT_S):
+            await self._hello.event.wait()
+        if self._hello.frame is None or self._hello.frame.ident != VERSION:
+            raise StartError("the warden did not answer")
+        await self._link.send(encode(Kind.OWN, 0, estate))
+
+    def _on_frame(self, frame: Frame, fds: list[int]) -> None:
+        for fd in fds:
+            os.close(fd)
+        if frame.kind == Kind.HELLO:
+            self._hello.give(frame)
+        elif frame.kind == Kind.DIED:
+            self._on_died(frame.ident)
+        else:
+            answer = self._answers.pop((frame.ident, frame.kind == Kind.RELEASED), None)
+            if answer is not None:  # else the waiter was cancelled
+                answer.give(frame)
+
+    def _on_link_end(self, why: str) -> None:
+        waiting, self._answers = self._answers, {}
+        for answer in (*waiting.values(), self._hello):
+            answer.give(None)
+        self._on_end()
+
+    async def _ask(self, kind: Kind, ident: int, items: Sequence[Item], fds: Sequence[int]) -> Frame:
+        if self._link is None or not self._link.open:
+            raise SandboxDiedError("the warden has ended")
+        answer = self._answers[ident, kind == Kind.RELEASE] = _Answer()
+        await self._link.send(encode(kind, ident, items), fds)
+        await answer.event.wait()
+        if answer.frame is None:
+            raise SandboxDiedError("the warden has ended")
+        return answer.frame
+
+    async def start(self, ident: int, items: Sequence[Item], fds: Sequence[int]) -> None:
+        """Starts a jail; returns when its agent runs and its writable mounts are there.
+
+        Whatever happens, `release` must follow.
+
+        Raises:
+            StartError: it did not come up; carries the jail tool's own words.
+            SandboxDiedError: the warden has ended.
+        """
+        frame = await self._ask(Kind.START, ident, items, fds)
+        if frame.kind != Kind.STARTED:
+            words = (frame.value(Tag.TEXT) or b"").rstrip(b"\0").decode(errors="replace").strip()
+            raise StartError(words or os.strerror(frame.number(Tag.ERRNO)))
+
+    async def release(self, ident: int, items: Sequence[Item]) -> bool:
+        """Ends a jail; returns when nothing of it is left. False: something stays until the engine's end.
+
+        Raises:
+            SandboxDiedError: the warden has ended.
+        """
+        frame = await self._ask(Kind.RELEASE, ident, items, ())
+        return frame.number(Tag.ERRNO) == 0
+
+    async def aclose(self) -> bool:
+        """Ends the warden, which first ends everything it holds; True when all of that is gone."""
+        if self._link is not None:
+            self._link.close()
+        if self._process is None:
+            return True
+        pidfd = os.pidfd_open(self._process.pid)
+        try:
+            with anyio.move_on_after(_EXIT_TIMEOUT_S):
+                await anyio.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        return self._process.returncode == 0
