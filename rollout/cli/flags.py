@@ -1,0 +1,41 @@
+"""The flags that `rollout eval` and `rollout run` share.
+
+Invariant: importing this imports nothing heavy; `assembly.py` gives the flags their meaning.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+EPILOG = """task sets:
+  humaneval:PATH   mbppplus:PATH   quixbugs:PATH   .jsonl or .jsonl.gz in their authors' format
+  demo:SPLIT[:N[:SEED]]                            the generated demo family, SPLIT train or heldout
+  PATH.jsonl                                       rows of this project's own tasks
+
+policies:
+  --server URL|unix:PATH     a policy server that speaks vLLM's /inference/v1/generate, with --model-dir for its
+                             tokenizer and chat template (the demo family needs none)
+  --sampler ROLE[,ROLE...]   no model: each turn submits the task's oracle, a known wrong program (wrong) or one
+                             that does nothing (noop); the last role repeats, so wrong,oracle fails once
+  --sampler recorded:FILE    answers that were sampled once: rows {task_id, sample, text, token_ids, logprobs, ...}
+"""
+
+
+def add_policy_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags that `open_engine` reads."""
+    parser.add_argument("tasks", metavar="TASKS", help="the task set (see below)")
+    policy = parser.add_mutually_exclusive_group(required=True)
+    policy.add_argument("--server", metavar="ADDRESS", help="policy server: http://HOST:PORT or unix:PATH")
+    policy.add_argument("--sampler", metavar="SCRIPT", help="scripted policy: roles or recorded:FILE")
+    parser.add_argument("--model-dir", type=Path, metavar="DIR", help="folder with tokenizer.json and chat template")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt (default: the chat template's own)")
+    parser.add_argument("--task-ids", metavar="ID,ID", help="only these tasks")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
+    parser.add_argument("--skip-unsupported", action="store_true", help="leave out rows that cannot become tasks here")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of one action (default: 512)")
+    parser.add_argument("--max-context", type=int, metavar="N", help="most tokens of one episode (default: 8192)")
+    parser.add_argument("--max-turns", type=int, metavar="N", help="most turns (default: each task's own limit)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seeds every request (default: 0)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="verdicts at once (default: twice the CPUs)")
+    parser.add_argument("--episodes", type=int, default=512, metavar="N", help="episodes at once (default: 512)")
