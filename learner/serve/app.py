@@ -16,7 +16,7 @@ import msgspec
 from aiohttp import web
 
 from learner.serve.engine import InferenceEngine
-from learner.serve.errors import QueueFull, RequestError
+from learner.serve.errors import AnswerError, InferenceFailed, QueueFull, RequestError
 from learner.serve.generation import Generation
 from learner.serve.metrics import render_metrics
 from learner.serve.protocol import encode_response, parse_request
@@ -80,9 +80,9 @@ class PolicyServer:
 
     async def generate(self, request: web.Request) -> web.Response:
         """Samples a continuation. Cancelled (the client left): the generation is aborted."""
-        asked, generation = parse_request(await request.read(), self._config, self._engine.max_len)
-        if asked.model not in (None, self._model_name):
-            raise RequestError("model", asked.model, f"this server has {self._model_name!r} (or leave it out)")
+        asked, generation = parse_request(
+            await request.read(), self._config, max_len=self._engine.max_len, model_name=self._model_name
+        )
         if len(self._in_flight) >= self._limit:
             raise QueueFull("requests in flight", len(self._in_flight), "the server is full; try again later")
         ended: asyncio.Future[None] = self._loop.create_future()
@@ -94,8 +94,7 @@ class PolicyServer:
             self.worker.abort(generation)
             raise
         if generation.finish_reason == "error":
-            message = f"weights of version {self._engine.weight_version} give logits that are not finite"
-            return error_response(500, "InternalServerError", message)
+            raise InferenceFailed(f"weights of version {self._engine.weight_version} give logits that are not finite")
         return web.Response(body=encode_response(asked, generation, self._model_name), content_type=JSON)
 
     async def pause(self, request: web.Request) -> web.Response:
@@ -156,7 +155,7 @@ class PolicyServer:
             self.crashed.set_exception(error)
         for ended in self._in_flight.values():
             if not ended.done():
-                ended.set_exception(error)
+                ended.set_exception(InferenceFailed(f"the inference thread died: {type(error).__name__}: {error}"))
         self._in_flight.clear()
 
 
@@ -164,17 +163,11 @@ class PolicyServer:
 async def answer_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Turns request errors into vLLM's error body."""
+    """Turns errors into `{"error": {"message", "type", "param", "code"}}`, as OpenAI and vLLM answer."""
     try:
         return await handler(request)
-    except RequestError as error:
-        response = error_response(error.status, error.kind, str(error), error.field)
-        if isinstance(error, QueueFull):
-            response.headers["Retry-After"] = "1"
-        return response
-
-
-def error_response(status: int, kind: str, message: str, field: str | None = None) -> web.Response:
-    """`{"error": {"message", "type", "param", "code"}}`, as OpenAI and vLLM answer."""
-    body = {"error": {"message": message, "type": kind, "param": field, "code": status}}
-    return web.Response(status=status, body=msgspec.json.encode(body), content_type=JSON)
+    except AnswerError as error:
+        detail = {"message": str(error), "type": error.kind, "param": error.field, "code": error.status}
+        headers = {"Retry-After": "1"} if isinstance(error, QueueFull) else None
+        body = msgspec.json.encode({"error": detail})
+        return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)

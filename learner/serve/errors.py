@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 
-class RequestError(Exception):
+class AnswerError(Exception):
+    """Base: becomes vLLM's error body with this status."""
+
+    status = 500
+    kind = "InternalServerError"
+    field: str | None = None
+
+
+class InferenceFailed(AnswerError):
+    """The server's own failure: HTTP 500."""
+
+
+class RequestError(AnswerError):
     """The client's mistake: HTTP 400 with a message that names field, value and remedy."""
 
     status = 400

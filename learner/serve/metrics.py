@@ -24,7 +24,7 @@ def render_metrics(engine: InferenceEngine, num_in_flight: int) -> str:
     ]
     lines: list[str] = []
     for name, kind, value, text in rows:
-        lines += [f"# HELP vllm:{name} {text}", f"# TYPE vllm:{name} {kind}", f"vllm:{name} {value:g}"]
+        lines += [f"# HELP vllm:{name} {text}", f"# TYPE vllm:{name} {kind}", f"vllm:{name} {value!r}"]
     lines += ["# HELP vllm:request_success_total Requests that ended.", "# TYPE vllm:request_success_total counter"]
     lines += [
         f'vllm:request_success_total{{finished_reason="{reason}"}} {count}'

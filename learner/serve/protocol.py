@@ -113,8 +113,10 @@ class GenerateResponse(msgspec.Struct, frozen=True, kw_only=True):
 _decode = msgspec.json.Decoder(GenerateRequest).decode
 
 
-def parse_request(body: bytes, config: DecoderConfig, max_len: int) -> tuple[GenerateRequest, Generation]:
-    """Decodes and checks a request body.
+def parse_request(
+    body: bytes, config: DecoderConfig, *, max_len: int, model_name: str
+) -> tuple[GenerateRequest, Generation]:
+    """Decodes and checks a request body for the model `model_name` with a context of `max_len` tokens.
 
     Raises:
         RequestError: names the field, its value and what would be accepted.
@@ -126,6 +128,8 @@ def parse_request(body: bytes, config: DecoderConfig, max_len: int) -> tuple[Gen
     _check_prompt(request.token_ids, config.vocab_size, max_len)
     params = request.sampling_params
     _check_params(params, config.vocab_size)
+    if request.model not in (None, model_name):
+        raise RequestError("model", request.model, f"this server has {model_name!r} (or leave it out)")
     if request.stream:
         raise RequestError("stream", True, "answers are whole; leave it false")
     room = max_len - len(request.token_ids)
