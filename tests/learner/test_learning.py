@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 import torch
 from learner_process import LearnerProcess, learner_process
@@ -20,6 +21,7 @@ from rollout.config.learner import LearnerConfig, ModelConfig, RlConfig, SftConf
 from rollout.errors import LearnerFault
 from rollout.lane.control import CheckpointSaved, Finish, Hello, LearnerError, Published, PublishNow, StepDone
 from rollout.lane.packing import SftExample, rl_frames, sft_frames
+from rollout.lane.ring import LaneWriter
 
 pytestmark = pytest.mark.anyio
 
@@ -48,6 +50,14 @@ def model_of(weights: bytes) -> Decoder:
     read_flat(model, memoryview(weights))
     assert isinstance(model, Decoder)
     return model
+
+
+def wait_until_read(writer: LaneWriter) -> None:
+    """Shared memory has no event to wait for."""
+    deadline = time.monotonic() + 10
+    while writer.num_unread:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 async def supervise(learner: LearnerProcess) -> list[float]:
