@@ -82,6 +82,20 @@ def _try_lock(slot: Path) -> int | None:
     return fd
 
 
+def lock_is_held(state_dir: Path, slot: Path) -> bool:
+    """Does a living engine, or its warden, hold this slot?
+
+    Raises:
+        PermissionError: the state directory belongs to another user.
+    """
+    with _registry_lock(state_dir):  # so that looking is not mistaken for claiming
+        fd = _try_lock(slot)
+    if fd is None:
+        return True
+    os.close(fd)
+    return False
+
+
 class Slot:
     """One engine's place: a directory, a lock, a number that gives its uids. Close it when all is gone."""
 

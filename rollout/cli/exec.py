@@ -218,7 +218,7 @@ def remarks(outcome: Outcome, spec: SandboxSpec, command: Command) -> list[str]:
 
 def outcome_object(outcome: Outcome, spec: SandboxSpec) -> dict[str, Any]:
     """What `--json` prints: plain JSON data; streams as text, and as base64 too where they are not UTF-8."""
-    from sandbox.host import LIMIT_NAMES
+    from sandbox.cgroup.types import LIMIT_NAMES
 
     result: dict[str, Any] = {
         "reason": str(outcome.reason),
@@ -250,10 +250,11 @@ def _run_in_sandbox(
     state_dir: Path | None, spec: SandboxSpec, command: Command, files: list[tuple[str, bytes]]
 ) -> Outcome:
     import anyio
+
     from sandbox.host import SandboxConfig, SandboxHost
 
     async def run_once() -> Outcome:
-        async with SandboxHost.start(SandboxConfig(state_dir=state_dir)) as host:
+        async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir) if state_dir else None)) as host:
             async with host.acquire(spec) as box:
                 for path, data in files:
                     await box.write_file(path, data)

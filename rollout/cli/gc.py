@@ -1,0 +1,44 @@
+"""`rollout gc`: removes what dead engines left on this host.
+
+Owns: nothing. Invariant: exit status 0 means that nothing is left; living engines are never touched.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add_parser(subparsers: Any) -> None:
+    """Declare the flags."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "gc",
+        help="remove what dead engines left; living ones are not touched",
+        description="Remove what `rollout census` counts. Exit status: 0 when nothing is left, 1 otherwise.",
+    )
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where images and engines' records live")
+    parser.add_argument("--json", action="store_true", help="print one object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Remove and report."""
+    import msgspec
+
+    from rollout.cli.census import print_census
+    from sandbox.gc import collect
+    from sandbox.state import default_state_dir
+
+    collection = collect(arguments.state_dir or default_state_dir())
+    if arguments.json:
+        print(msgspec.json.encode({**msgspec.to_builtins(collection), "total_left": collection.left.total}).decode())
+        return 0 if collection.left.total == 0 else 1
+    for entry in collection.removed:
+        print(f"removed {entry}")
+    for entry in collection.failed:
+        print(f"could not remove {entry}")
+    if collection.left.total:
+        print_census(collection.left)
+    else:
+        print(f"nothing is left ({len(collection.removed)} removed)")
+    return 0 if collection.left.total == 0 else 1
