@@ -35,7 +35,7 @@ class VerifierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """From asking for a sandbox to its first word, before any submitted code has run; over it is a fault."""
     judge_grace_s: float = 5.0
     """How long after a test set's deadline the judge may take to report."""
-    max_reply_bytes: int = 1 * MIB
+    max_reply_bytes: int = 4 * MIB
     """Largest encoded result of one call; larger is an error of the submission."""
     max_submission_bytes: int = 256 * 1024
     """Longer submissions fail without being run."""

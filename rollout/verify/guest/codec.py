@@ -121,7 +121,9 @@ class Encoder:
     def _scalar(self, value: object) -> bool:
         if isinstance(value, int):
             number = int.__add__(value, 0)
-            if -(1 << 63) <= number < 1 << 63:
+            if -128 <= number < 128:
+                self._put(b"j" + int.to_bytes(number & 255, 1, "big"))
+            elif -(1 << 63) <= number < 1 << 63:
                 self._put(b"i" + _INT64.pack(number))
             else:
                 size = int.bit_length(number) // 8 + 1
@@ -244,6 +246,8 @@ class _Decoder:
         if depth > MAX_DEPTH + 1:
             raise CodecError(f"nested deeper than {MAX_DEPTH}")
         tag = self.take(1)
+        if tag == b"j":
+            return int.from_bytes(self.take(1), "big", signed=True)
         if tag == b"i":
             return _INT64.unpack(self.take(8))[0]
         if tag == b"s":
