@@ -40,12 +40,14 @@ class TaskRow(msgspec.Struct, frozen=True, kw_only=True):
     """With a reward."""
     num_invalid: int
     num_visible: int
-    """Samples that passed the visible tests."""
+    """Samples that passed the visible tests, of `num_visible_tested` that have a verdict on them."""
     num_hidden: int
-    """Samples that passed the hidden tests."""
+    """Samples that passed the hidden tests, of `num_hidden_tested`."""
     num_solved: int
     """Samples with the full reward."""
     reward_sum: float
+    num_visible_tested: int = 0
+    num_hidden_tested: int = 0
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,8 +154,8 @@ class EvalTally:
             num_samples=num_samples,
             num_invalid=sum(row.num_invalid for row in rows),
             samples_per_task=self._samples_per_task,
-            visible=wilson(sum(row.num_visible for row in rows), num_samples),
-            hidden=wilson(sum(row.num_hidden for row in rows), num_samples),
+            visible=_visible_rate(rows),
+            hidden=_hidden_rate(rows),
             mean_reward=sum(row.reward_sum for row in rows) / num_samples if num_samples else 0.0,
             pass_at={k: _mean_pass_at(rows, k) for k in ks},
             by_domain=_slices(rows, "domain"),
@@ -178,12 +180,22 @@ def _row(task: Task, valid: Sequence[Trajectory], num_invalid: int) -> TaskRow:
         num_hidden=sum(_layer_passed(t, "hidden") for t in valid),
         num_solved=sum(reward >= 1.0 for reward in rewards),
         reward_sum=sum(rewards),
+        num_visible_tested=sum(t.verdict.layer("visible") is not None for t in valid),
+        num_hidden_tested=sum(t.verdict.layer("hidden") is not None for t in valid),
     )
 
 
 def _layer_passed(trajectory: Trajectory, layer: str) -> bool:
     verdict = trajectory.verdict.layer(layer)
     return verdict is not None and verdict.passed
+
+
+def _visible_rate(rows: Sequence[TaskRow]) -> Rate:
+    return wilson(sum(row.num_visible for row in rows), sum(row.num_visible_tested for row in rows))
+
+
+def _hidden_rate(rows: Sequence[TaskRow]) -> Rate:
+    return wilson(sum(row.num_hidden for row in rows), sum(row.num_hidden_tested for row in rows))
 
 
 def _mean_pass_at(rows: Sequence[TaskRow], k: int) -> float:
@@ -197,13 +209,12 @@ def _slices(rows: Sequence[TaskRow], field: str) -> tuple[Slice, ...]:
 
 
 def _slice(name: str, rows: Sequence[TaskRow]) -> Slice:
-    num_samples = sum(row.num_samples for row in rows)
     return Slice(
         name=name or "-",
         num_tasks=len(rows),
-        num_samples=num_samples,
-        visible=wilson(sum(row.num_visible for row in rows), num_samples),
-        hidden=wilson(sum(row.num_hidden for row in rows), num_samples),
+        num_samples=sum(row.num_samples for row in rows),
+        visible=_visible_rate(rows),
+        hidden=_hidden_rate(rows),
         pass_at_1=_mean_pass_at(rows, 1),
     )
 
@@ -232,8 +243,12 @@ def format_report(report: EvalReport) -> str:
 
 
 def _format_rate(rate: Rate) -> str:
+    if rate.total == 0:
+        return "no such tests"
     return f"{rate.rate:.3f}  ({rate.passed} of {rate.total}; 95 % interval {rate.low:.3f} to {rate.high:.3f})"
 
 
 def _short_rate(rate: Rate) -> str:
+    if rate.total == 0:
+        return "-"
     return f"{rate.rate:.3f} [{rate.low:.3f}, {rate.high:.3f}]"
