@@ -34,6 +34,7 @@ from sandbox.warden import Warden
 from sandbox.wire import Item, Tag, number, numbered, text
 
 _KEPT_SETS = 64
+_RESIDUE_BYTES = 32 * MIB
 _RELEASE_TIMEOUT_S = 20.0
 _NO_NAMESPACES = ("No permissions to create new namespace", "Creating new namespace failed", "setting up uid map")
 
@@ -151,7 +152,8 @@ class SandboxHost:
         return native
 
     def _estate(self) -> list[Item]:
-        return [text(Tag.DIR, root) for root in self.backend.roots]
+        record = [text(Tag.PATH, str(self._slot.record_path))]
+        return [text(Tag.DIR, root) for root in self.backend.roots] + record
 
     async def _end(self) -> None:
         self._closing = True
@@ -283,9 +285,7 @@ class SandboxHost:
         items: list[Item] = []
         if (kill_file := cgroups.kill_file()) is not None:
             items.append(text(Tag.KILL, kill_file))
-        if keep:
-            items += [text(Tag.SET, path, value) for path, value in cgroups.reset_writes()]
-        else:
+        if not keep:
             items += [text(Tag.REMOVE, path) for path in cgroups.remove_paths()]
         clean = False
         try:
@@ -296,4 +296,6 @@ class SandboxHost:
         if clean:
             heapq.heappush(self._free_idents, ident)
             if keep:
+                if cgroups.residue_bytes() > _RESIDUE_BYTES:
+                    await anyio.to_thread.run_sync(cgroups.empty)
                 free.append(cgroups)

@@ -108,11 +108,16 @@ class Slot:
         """Writes down, by rename, what would be left after a crash."""
         scratch = self.path / "record.tmp"
         scratch.write_bytes(msgspec.json.encode(Record(os.getpid(), cgroups)))
-        scratch.rename(self.path / "record.json")
+        scratch.rename(self.record_path)
+
+    @property
+    def record_path(self) -> Path:
+        """The record; gone once nothing is left."""
+        return self.path / "record.json"
 
     def close(self) -> None:
         """Lets go of the lock; the directory stays, empty but for its lock file, for the next engine."""
-        (self.path / "record.json").unlink(missing_ok=True)
+        self.record_path.unlink(missing_ok=True)
         os.close(self.lock_fd)
 
 

@@ -70,7 +70,6 @@ class Tag(IntEnum):
     TEXT = 19
     ERRNO = 20
     RESULT = 21
-    TREE = 22
     PID = 23
 
 

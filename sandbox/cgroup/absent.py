@@ -21,8 +21,11 @@ class AbsentSet:
     def remove_paths(self) -> tuple[str, ...]:
         return ()
 
-    def reset_writes(self) -> tuple[tuple[str, str], ...]:
-        return ()
+    def residue_bytes(self) -> int:
+        return 0
+
+    def empty(self) -> None:
+        """Nothing to give back."""
 
     def take_leaf(self) -> str | None:
         return None

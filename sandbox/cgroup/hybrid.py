@@ -64,8 +64,11 @@ class HybridSet:
     def remove_paths(self) -> tuple[str, ...]:
         return self._tree, self._memory, self._pids, self._cpu
 
-    def reset_writes(self) -> tuple[tuple[str, str], ...]:
-        return ((f"{self._commands}/memory.force_empty", "0"), (f"{self._memory}/memory.force_empty", "0"))
+    def residue_bytes(self) -> int:
+        return int(files.read(f"{self._memory}/memory.usage_in_bytes"))
+
+    def empty(self) -> None:
+        files.write(f"{self._commands}/memory.force_empty", "0")
 
     def take_leaf(self) -> str | None:
         return self._leaves.take()

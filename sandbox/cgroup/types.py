@@ -49,8 +49,11 @@ class CgroupSet(Protocol):
     def remove_paths(self) -> tuple[str, ...]:
         """Directories to remove (with everything below) when the set is not kept."""
 
-    def reset_writes(self) -> tuple[tuple[str, str], ...]:
-        """What to write after a sandbox's end, before the set serves another."""
+    def residue_bytes(self) -> int:
+        """Memory still charged after the sandbox's end: page cache that it read first."""
+
+    def empty(self) -> None:
+        """Gives that memory back (blocking, milliseconds), so that the next tenant's peak is its own."""
 
     def take_leaf(self) -> str | None:
         """A free leaf for one command (its directory), or None without cgroups."""

@@ -56,8 +56,11 @@ class UnifiedSet:
     def remove_paths(self) -> tuple[str, ...]:
         return (self._top,)
 
-    def reset_writes(self) -> tuple[tuple[str, str], ...]:
-        return ()
+    def residue_bytes(self) -> int:
+        return 0  # commands get fresh leaves, and what is charged above them is reclaimed when it is needed
+
+    def empty(self) -> None:
+        """Nothing to give back."""
 
     def take_leaf(self) -> str | None:
         return self._leaves.take()

@@ -155,6 +155,7 @@ static void kill_command(const struct wire_frame *frame)
         if (commands[i].pid == 0 || commands[i].id != frame->header.id)
             continue;
         if (commands[i].keeper) {
+            __atomic_store_n(&slots[i].killed, 1, __ATOMIC_SEQ_CST);
             sweep_descendants(commands[i].pid, keepers, count);
         } else {
             kill(commands[i].pid, SIGKILL);

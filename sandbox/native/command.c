@@ -131,6 +131,8 @@ _Noreturn static void child(const struct wire_frame *frame, struct command_slot 
     /* Everything above the command's own descriptors closes at exec: all are close-on-exec. */
     if (chdir(cwd) < 0)
         complain(cwd, EXIT_NOT_EXECUTABLE);
+    if (__atomic_load_n(&slot->killed, __ATOMIC_SEQ_CST))
+        kill(getpid(), SIGKILL);
     environ = environment;
     execvp(words[0], words);
     complain(words[0], errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_EXECUTABLE);

@@ -79,25 +79,12 @@ static void kill_listed(const char *path)
     fclose(procs);
 }
 
-void cgroup_kill(const char *path)
+int cgroup_kill(const char *path)
 {
     char name[4096];
 
     snprintf(name, sizeof name, "%s/cgroup.kill", path);
     if (file_write(name, "1") < 0)
         kill_listed(path);
-}
-
-void tree_remove(const char *path)
-{
-    DIR *dir = opendir(path);
-    struct dirent *entry;
-
-    if (dir == NULL)
-        return;
-    while ((entry = readdir(dir)) != NULL)
-        if (entry->d_type != DT_DIR)
-            unlinkat(dirfd(dir), entry->d_name, 0);
-    closedir(dir);
-    rmdir(path);
+    return 0;
 }

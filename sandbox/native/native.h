@@ -13,8 +13,7 @@ int agent_main(int engine);
 int file_write(const char *path, const char *value);
 int cgroup_make(const char *path);
 int cgroup_remove(const char *path); /* with everything below; EBUSY while occupied */
-void cgroup_kill(const char *path);  /* everything below, by cgroup.kill or process by process */
-void tree_remove(const char *path);  /* a directory of plain files */
+int cgroup_kill(const char *path);   /* everything below, by cgroup.kill or process by process */
 
 /* jail.c: what a child of the warden does before it becomes a jail, or for one */
 pid_t jail_spawn(const struct wire_frame *frame, int sync);
@@ -25,7 +24,7 @@ struct command_slot { /* shared with the child until it execs */
     int32_t setup_errno;
     int32_t done;
     int32_t status;
-    int32_t zero;
+    int32_t killed; /* set before a sweep looks; a child that starts later ends itself */
     struct rusage usage;
 };
 pid_t command_start(const struct wire_frame *frame, struct command_slot *slot, int wake);

@@ -63,7 +63,6 @@ enum wire_tag {
     TAG_TEXT = 19,   /* string */
     TAG_ERRNO = 20,  /* u32 */
     TAG_RESULT = 21, /* struct wire_result */
-    TAG_TREE = 22,   /* string: a directory of plain files to delete at the end */
     TAG_PID = 23,    /* u32 */
 };
 
