@@ -1,0 +1,46 @@
+/* The warden's table of jails, shared by its two halves: starting (warden.c) and ending (ending.c). */
+#ifndef ROLLOUT_WARDEN_H
+#define ROLLOUT_WARDEN_H
+
+#include "native.h"
+
+#define MAX_JAILS 65536
+#define RETRY_MS 2
+#define GIVE_UP_MS 5000
+
+enum state { SPAWNED, MOUNTING, LIVE, ENDED, CLOSING };
+
+struct jail {
+    enum state state;
+    pid_t monitor, mounter; /* our children; 0 once reaped */
+    pid_t group;            /* of monitor and agent; exists for as long as sync has a holder */
+    int pidfd;              /* of the agent; -1 until it is ready and once it is dead */
+    int sync;               /* -1 once the agent was let go, or all its holders are dead */
+    struct wire_frame start, release;
+    char text[1024];
+    size_t text_length;
+    int64_t closing_since_ms;
+};
+
+struct warden {
+    struct jail *jails[MAX_JAILS];
+    uint32_t top; /* above every number in use */
+    int engine, epoll, num_closing;
+    struct wire_frame estate; /* what the engine named as its own */
+};
+extern struct warden warden;
+
+/* warden.c */
+int64_t now_ms(void);
+void drop_fd(int *fd);
+int keep(struct wire_frame *kept, const struct wire_frame *frame);
+void tell(uint16_t kind, uint32_t id, uint32_t error, const char *text);
+
+/* ending.c */
+void kill_jail(struct jail *jail);
+void on_release(struct wire_frame *frame);
+void finish(uint32_t id); /* frees a closing jail once nothing of it is left */
+void retry_closing(void);
+int close_estate(void);
+
+#endif
