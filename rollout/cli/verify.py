@@ -82,7 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     submissions = list(_submissions(tasks, arguments.solutions))
     jobs = arguments.jobs or 2 * (os.cpu_count() or 1)
     started_s = time.monotonic()
-    verdicts = anyio.run(_grade, submissions, jobs, backend_options={"use_uvloop": True})
+    try:
+        verdicts = anyio.run(_grade, submissions, jobs, backend_options={"use_uvloop": True})
+    except BaseExceptionGroup as group:
+        raise _first(group) from group
     wall_s = time.monotonic() - started_s
     rows = [_row(submission, verdict) for submission, verdict in zip(submissions, verdicts, strict=True)]
     counts = _counts(rows)
@@ -179,6 +182,11 @@ async def _grade(submissions: list[Submission], jobs: int) -> list[Verdict]:
                 for _ in range(jobs):
                     group.start_soon(work)
     return [verdict for verdict in verdicts if verdict is not None]
+
+
+def _first(error: BaseException) -> BaseException:
+    """The first exception in a group of them: workers that fail together fail for the same reason."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _reward(verdict: Verdict) -> float | None:

@@ -56,11 +56,12 @@ class Verifier:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         assert self._tasks is not None
         self._tasks.cancel_scope.cancel()
         self._judge = None
-        return await self._tasks.__aexit__(kind, value, trace)
+        # Not told of the body's own exception, which then leaves as it is and not inside a group.
+        await self._tasks.__aexit__(None, None, None)
 
     async def verify(self, task: Task, submission: str | None) -> Verdict:
         """The verdict of `submission`; None (no program was found in the action) fails every test.
