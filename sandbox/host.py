@@ -162,6 +162,7 @@ class SandboxHost:
         await self._warden.aclose()
         for root in self.backend.roots:  # the warden has removed them, unless it was killed
             await anyio.to_thread.run_sync(destroy_cgroup, root)
+        self._slot.forget()
 
     def _on_died(self, ident: int) -> None:
         if ident in self._live:
@@ -238,7 +239,10 @@ class SandboxHost:
 
     async def _create(self, ident: int, spec: SandboxSpec, cgroups: CgroupSet) -> Sandbox:
         image = resolve_image(spec.image, self.state_dir)
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise StartError(f"no socket for a sandbox: {error.strerror}") from error
         try:
             with theirs:
                 items = self._start_items(ident, spec, cgroups, bubblewrap.argv(self._plan, image))

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import array
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
 
 import anyio
 
-from sandbox.errors import ProtocolError, SandboxDiedError
+from sandbox.errors import ProtocolError, SandboxDiedError, SandboxError
 from sandbox.wire import Frame, decode
 
 _RECEIVE_BYTES = 16 * 1024
 _FRAMES_PER_TURN = 32
 _MAX_FDS = 8
-_GONE = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError)
+_OURS = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS, errno.EMSGSIZE, errno.EBADF)
 
 
 class FrameLink:
@@ -62,7 +63,9 @@ class FrameLink:
             self._socket.sendmsg([frame], rights)
         except BlockingIOError:
             return False
-        except _GONE as error:
+        except OSError as error:
+            if error.errno in _OURS:
+                raise SandboxError(f"a frame could not be sent: {error.strerror}") from error
             raise SandboxDiedError(f"the peer of this socket has ended ({error.strerror})") from None
         return True
 
@@ -71,6 +74,7 @@ class FrameLink:
 
         Raises:
             SandboxDiedError: the peer is gone.
+            SandboxError: the kernel refuses (memory, too many descriptors in flight).
         """
         if self.send_nowait(frame, fds):
             return
@@ -80,7 +84,10 @@ class FrameLink:
                     raise SandboxDiedError("the peer of this socket has ended")
                 if self._try_send(frame, fds):
                     return
-                await anyio.wait_writable(self._socket)
+                try:
+                    await anyio.wait_writable(self._socket)
+                except anyio.ClosedResourceError:
+                    raise SandboxDiedError("the socket was closed") from None
 
     def _readable(self) -> None:
         for _ in range(_FRAMES_PER_TURN):
@@ -120,6 +127,7 @@ class FrameLink:
         if self.open:
             self.open = False
             self._loop.remove_reader(self._socket.fileno())
+            anyio.notify_closing(self._socket)
             self._socket.close()
 
 

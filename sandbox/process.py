@@ -87,6 +87,11 @@ class Process:
         """Has the foreground process not ended yet, as far as is known?"""
         return not self._ended.is_set()
 
+    @property
+    def settled(self) -> bool:
+        """Is nothing left to do: not running, and not killed without a look at what survived?"""
+        return not self.running and (self._killed_for is None or self._outcome is not None)
+
     def exited(self, result: Result) -> None:
         """Told by the sandbox when the agent reports the end."""
         self._result = result
@@ -151,10 +156,13 @@ class Process:
             raise SandboxError(f"a command could not be prepared: {os.strerror(self._result.setup_errno)}")
         if self._died is not None and self._killed_for is not Reason.KILLED:
             raise SandboxDiedError(self._died)
-        if self._killed_for is not None:
-            await self._empty_leaf()
-        await self._settle()
-        return self._make_outcome()
+        try:
+            if self._killed_for is not None:
+                await self._empty_leaf()
+            await self._settle()
+            return self._make_outcome()
+        except OSError as error:  # its cgroup vanished with the warden
+            raise SandboxDiedError(f"the sandbox ended under a command ({error.strerror})") from error
 
     async def _empty_leaf(self) -> None:
         """After a kill: once more (the first may have come before the process joined), until nobody is left."""

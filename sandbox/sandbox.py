@@ -78,6 +78,7 @@ class Sandbox:
         self._running: dict[int, Process] = {}
         self._answers: dict[int, asyncio.Future[tuple[Frame, list[int]]]] = {}
         self._kept: deque[int] = deque()
+        self._late: set[asyncio.Future[None]] = set()
         self._next_ident = 0
         self._died: str | None = None
         self._closed = False
@@ -182,16 +183,16 @@ class Sandbox:
         try:
             yield process
         finally:
-            if process.running:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(_CLEAN_UP_S, shield=True):
+            if not process.settled:
+                with anyio.move_on_after(_CLEAN_UP_S, shield=True):
                     await self._kill_quietly(process)
             self._forget(ident, process)
 
     async def _kill_quietly(self, process: Process) -> None:
         try:
             await process.kill()
-        except SandboxDiedError:
-            return  # dead is what was wanted
+        except SandboxError:
+            return  # the sandbox died, or the command never began: dead is what was wanted
 
     def _forget(self, ident: int, process: Process) -> None:
         self._running.pop(ident, None)
@@ -209,10 +210,11 @@ class Sandbox:
             raise ConfigError("command.argv", f"{len(command.argv)} words", str(error)) from None
         for other in self._running.values():
             other.alone = False
-        if not self._running:
+        alone = not self._running and self._cgroups.idle()
+        if alone:
             self._cgroups.reset_peak()
         process = Process(command, self._cgroups, leaf, self.unenforced, lambda: self._ask_kill(ident))
-        process.alone = not self._running
+        process.alone = alone
         self._running[ident] = process
         theirs: list[int] = []
         try:
@@ -223,10 +225,12 @@ class Sandbox:
             if len(attached) > MAX_FDS:
                 raise ConfigError("fds", len(fds), f"at most {MAX_FDS - 5} descriptors")
             await self._link.send(frame, attached)
-        except BaseException:
+        except BaseException as error:
             self._running.pop(ident, None)
             for fd in process.take_open_streams():
                 os.close(fd)
+            if isinstance(error, OSError):
+                raise SandboxError(f"no descriptors for a command: {error.strerror}") from error
             raise
         finally:
             for fd in theirs:
@@ -265,12 +269,22 @@ class Sandbox:
 
     def _ask_kill(self, ident: int) -> None:
         items = [] if self._cgroups.kill_file() else [number(Tag.KEEPER, 1)]
+        frame = encode(Kind.KILL, ident, items)
         try:
-            sent = self._link.send_nowait(encode(Kind.KILL, ident, items))
+            if self._link.send_nowait(frame):
+                return
         except SandboxDiedError:
             return  # its end is reported by the link
-        if not sent:  # an agent that does not read is stuck; only its end helps
-            self.mark_dead("the agent does not read its requests")
+        task = asyncio.ensure_future(self._send_late(frame))
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    async def _send_late(self, frame: bytes) -> None:
+        """Sends once the socket has room; ends with the link at the latest."""
+        try:
+            await self._link.send(frame)
+        except SandboxDiedError:
+            return
 
     # ------------------------------------------------------------------ files
 

@@ -115,9 +115,12 @@ class Slot:
         """The record; gone once nothing is left."""
         return self.path / "record.json"
 
-    def close(self) -> None:
-        """Lets go of the lock; the directory stays, empty but for its lock file, for the next engine."""
+    def forget(self) -> None:
+        """Removes the record: nothing of this engine is left."""
         self.record_path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Lets go of the lock; the directory stays, with its lock file, for the next engine."""
         os.close(self.lock_fd)
 
 

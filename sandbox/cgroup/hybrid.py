@@ -76,6 +76,9 @@ class HybridSet:
     def return_leaf(self, leaf: str) -> None:
         self._leaves.give_back(leaf)
 
+    def idle(self) -> bool:
+        return self._leaves.idle()
+
     def join_files(self, leaf: str) -> tuple[str, ...]:
         return f"{self._commands}/cgroup.procs", f"{leaf}/cgroup.procs"
 

@@ -46,6 +46,13 @@ class Leaves:
         else:
             os.rmdir(leaf)
 
+    def idle(self) -> bool:
+        """No background process is left in any leaf; leaves that have emptied become free."""
+        still = [leaf for leaf in self._occupied if files.populated(leaf)]
+        self._free += [leaf for leaf in self._occupied if leaf not in still]
+        self._occupied = still
+        return not still
+
     def all_free(self) -> None:
         """Said after the sandbox's end, when every leaf is empty."""
         self._free += self._occupied

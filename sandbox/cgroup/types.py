@@ -61,6 +61,9 @@ class CgroupSet(Protocol):
     def return_leaf(self, leaf: str) -> None:
         """Gives a leaf back; one that still has processes is set aside until the sandbox ends."""
 
+    def idle(self) -> bool:
+        """Have earlier commands left no background process behind? (True where it cannot be known.)"""
+
     def join_files(self, leaf: str) -> tuple[str, ...]:
         """`cgroup.procs` files that a command's first process joins, in order."""
 

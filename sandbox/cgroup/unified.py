@@ -68,6 +68,9 @@ class UnifiedSet:
     def return_leaf(self, leaf: str) -> None:
         self._leaves.give_back(leaf)
 
+    def idle(self) -> bool:
+        return self._leaves.idle()
+
     def join_files(self, leaf: str) -> tuple[str, ...]:
         return (f"{leaf}/cgroup.procs",)
 
