@@ -62,8 +62,10 @@ class TaskLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What one episode and one verdict of this task may use."""
 
     verify_timeout_s: float = 10.0
-    """Wall seconds for one test set (visible or hidden) of one submission."""
+    """Seconds for one test set (visible or hidden) of one submission: of its own CPU time, unless
+    `verify_cpu_s` says otherwise, and on the clock with some slack for a busy host (`wall_factor`)."""
     verify_cpu_s: float | None = None
+    """CPU seconds for one test set; None for `verify_timeout_s`."""
     memory_bytes: int = 512 * 1024 * 1024
     max_turns: int = 1
     """1: single-turn; more: the error text of a failed turn is the next observation."""

@@ -8,6 +8,7 @@ value; only what is ours raises a `Fault`.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -37,11 +38,14 @@ class Candidate:
         failure: empty while the submission can be called; else why it cannot, for people (and, in a visible
             layer, for the policy) to read.
         loaded: False when it ended or failed before its first call.
+        cpu_s: what it may use for one test set.
+        timeout_s: wall seconds for one test set; longer than `cpu_s`, so that a busy host fails nobody.
     """
 
-    def __init__(self, process: Process, channel: FrameChannel, timeout_s: float) -> None:
+    def __init__(self, process: Process, channel: FrameChannel, cpu_s: float, timeout_s: float) -> None:
         self._process = process
         self.channel = channel
+        self.cpu_s = cpu_s
         self.timeout_s = timeout_s
         self.failure = ""
         self.loaded = False
@@ -50,13 +54,20 @@ class Candidate:
         """Runs the program's top level; sets `loaded`, or `failure`."""
         frame: list[Any] = []
         with anyio.move_on_after(self.timeout_s) as scope:
-            frame = await self.exchange(["load", program, max_reply_bytes, True])
+            frame = await self.exchange(["load", program, max_reply_bytes, True, self.cpu_s])
         if scope.cancelled_caught:
             await self.overran()
         elif frame[:1] == ["loaded"]:
             self.loaded = True
         elif frame and not self.failure:
             self.failure = self._load_failure(frame)
+
+    async def limit(self) -> None:
+        """Starts the CPU seconds of the next test set."""
+        try:
+            await self.channel.send(["limit", self.cpu_s])
+        except ChannelClosed:
+            await self.ended()
 
     async def exchange(self, frame: list[Any]) -> list[Any]:
         """Sends one frame and returns the answer, or an empty list after setting `failure`."""
@@ -79,7 +90,7 @@ class Candidate:
 
     async def overran(self) -> None:
         """Records that a deadline passed, and kills the program."""
-        self.failure = f"timeout: not done after {self.timeout_s:g} s"
+        self.failure = _timeout(self.cpu_s)
         with anyio.CancelScope(shield=True), anyio.move_on_after(_REAP_TIMEOUT_S):
             with sandbox_boundary("killing a submission"):
                 await self._process.kill()
@@ -87,7 +98,7 @@ class Candidate:
     async def ended(self) -> None:
         """Records why the program is gone; kills it if it only closed its channel."""
         outcome = await self._outcome()
-        self.failure = self.failure or explain(outcome, self.timeout_s)
+        self.failure = self.failure or explain(outcome, self.cpu_s)
 
     async def _outcome(self) -> Outcome:
         with sandbox_boundary("waiting for a submission to end"):
@@ -105,11 +116,17 @@ class Candidate:
         return "protocol: the program answered before it was asked"
 
 
-def explain(outcome: Outcome, timeout_s: float) -> str:
+def _timeout(cpu_s: float) -> str:
+    return f"timeout: not done within {cpu_s:g} s"
+
+
+def explain(outcome: Outcome, cpu_s: float) -> str:
     """A submission's outcome in words, its reason first."""
     match outcome.reason:
         case Reason.TIMEOUT:
-            return f"timeout: not done after {timeout_s:g} s"
+            return _timeout(cpu_s)
+        case Reason.SIGNAL if outcome.signal == signal.SIGPROF:
+            return _timeout(cpu_s)  # the timer that the candidate program sets for itself
         case Reason.OOM:
             return "oom: out of memory"
         case Reason.SIGNAL:
@@ -135,12 +152,13 @@ async def open_candidate(
 
     Raises `SandboxFault` or `VerifierFault` for faults of ours; cancelling kills the sandbox.
     """
-    timeout_s = task.limits.verify_timeout_s
+    cpu_s = task.limits.verify_cpu_s or task.limits.verify_timeout_s
+    timeout_s = task.limits.verify_timeout_s * config.wall_factor
     start = Command(
         argv=command("candidate"),
         env={"PYTHONHASHSEED": "0"},
         timeout_s=timeout_s * (num_layers + 1) + _SLACK_S,
-        cpu_s=task.limits.verify_cpu_s,
+        cpu_s=cpu_s * (num_layers + 1) + _SLACK_S,
     )
     ours, theirs = socket.socketpair()
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
@@ -151,7 +169,7 @@ async def open_candidate(
                     async with box.start(start, fds=(null, null, null, theirs.fileno())) as process:
                         theirs.close()
                         await _await_ready(channel, process, config.startup_timeout_s)
-                        candidate = Candidate(process, channel, timeout_s)
+                        candidate = Candidate(process, channel, float(cpu_s), timeout_s)
                         await candidate.load(program, config.max_reply_bytes)
                         yield candidate
         finally:

@@ -31,6 +31,9 @@ class VerifierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Hand the earlier verdict to a byte-identical submission of the same task; said in its evidence."""
     reuse_capacity: int = 10_000
     """Verdicts kept for reuse; the least recently used goes first."""
+    wall_factor: float = 3.0
+    """A test set may take `verify_timeout_s` of the submission's own CPU time (or the task's `verify_cpu_s`), and this
+    many times `verify_timeout_s` on the clock: a busy host must not change a verdict."""
     startup_timeout_s: float = 60.0
     """From asking for a sandbox to its first word, before any submitted code has run; over it is a fault."""
     judge_grace_s: float = 5.0
@@ -48,6 +51,7 @@ class VerifierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ("concurrency", 1, 4096),
             ("retries", 0, 100),
             ("reuse_capacity", 1, 10_000_000),
+            ("wall_factor", 1.0, 100.0),
             ("startup_timeout_s", 0.1, 3600.0),
             ("judge_grace_s", 0.1, 600.0),
             ("max_reply_bytes", 1024, 64 * MIB),

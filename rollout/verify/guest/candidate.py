@@ -7,14 +7,16 @@ is most of a small verdict's time.
 
 Frames on descriptor 3 (4-byte big-endian length, then one encoded value), each a list:
     out ["ready"]                            before anything of the submission is known
-    in  ["load", source, max_bytes, iterators]
+    in  ["load", source, max_bytes, iterators, cpu_s]
     out ["loaded"] | ["failed", type, text]
+    in  ["limit", cpu_s]                     CPU seconds from now on; over them, SIGPROF ends the process
     in  ["call", id, name, arguments, mutates]
     out ["result", id, value, arguments or None] | ["error", id, type, text]
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import posix
 import sys
 
@@ -76,6 +78,12 @@ def _describe(error: BaseException, lines: list[str]) -> list[str]:
     return [kind, (own + text)[:_MAX_TEXT] + _place(error, lines)[:_MAX_TEXT]]
 
 
+def _limit(cpu_s: object) -> None:
+    """A submission may lift this; the sandbox's own limits stand behind it."""
+    assert isinstance(cpu_s, float)
+    _signal.setitimer(_signal.ITIMER_PROF, cpu_s)
+
+
 def _load(source: str) -> dict[str, object]:
     """Runs the submission as a module of its own."""
     sys.path.append(f"{sys.prefix}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages")
@@ -105,10 +113,11 @@ def _answer(
 def main() -> None:
     """Serves one submission until the channel closes."""
     _send(encode(["ready"]))
-    _, source, max_bytes, iterators = _receive()
+    _, source, max_bytes, iterators, cpu_s = _receive()
     assert isinstance(source, str)
     assert isinstance(max_bytes, int)
     lines = source.split("\n")
+    _limit(cpu_s)
     try:
         namespace = _load(source)
     except BaseException as error:  # noqa: BLE001 - a submission that does not load: its own failure
@@ -116,7 +125,11 @@ def main() -> None:
         return
     _send(encode(["loaded"]))
     while True:
-        _send(_answer(_receive(), namespace, lines, max_bytes, bool(iterators)))
+        frame = _receive()
+        if frame[0] == "limit":
+            _limit(frame[1])
+        else:
+            _send(_answer(frame, namespace, lines, max_bytes, bool(iterators)))
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ async def judge_cases(candidate: Candidate, tests: CaseTests, entry_point: str) 
 
 
 async def _ask(candidate: Candidate, tests: CaseTests, calls: list[list[Any]], results: list[TestResult]) -> None:
+    await candidate.channel.send(["limit", candidate.cpu_s])
     pipelined = _encoded_size(tests) <= PIPELINED_BYTES
     if pipelined:
         await candidate.channel.send(*calls)

@@ -26,6 +26,9 @@ async def judge_code(
     candidate: Candidate, tests: CodeTests, task: Task, judge: Judge, config: VerifierConfig
 ) -> list[TestResult]:
     """One result for each snippet. When the candidate fails midway, `candidate.failure` says why."""
+    await candidate.limit()
+    if candidate.failure:
+        return _completed([], len(tests.snippets), candidate.failure)
     modules = [name for name in _PRELOADED if any(name in text for text in (tests.setup, *tests.snippets))]
     lifetime_s = config.startup_timeout_s + candidate.timeout_s + config.judge_grace_s
     async with judge.job(candidate.channel.fileno(), lifetime_s, modules) as stream:
