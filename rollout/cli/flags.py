@@ -38,4 +38,9 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-turns", type=int, metavar="N", help="most turns (default: each task's own limit)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seeds every request (default: 0)")
     parser.add_argument("--jobs", type=int, metavar="N", help="verdicts at once (default: twice the CPUs)")
-    parser.add_argument("--episodes", type=int, default=512, metavar="N", help="episodes at once (default: 512)")
+    parser.add_argument(
+        "--episodes", type=int, metavar="N", help="episodes at once (default: 64 with --server, else 512)"
+    )
+    parser.add_argument(
+        "--request-timeout", type=float, default=600.0, metavar="S", help="seconds for one action (default: 600)"
+    )
