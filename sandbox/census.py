@@ -93,6 +93,7 @@ def dead_processes(state_dir: Path, engines: list[Engine], table: Mapping[int, P
     """Wardens of dead engines, jails without a living warden, what descends from both, and dead cgroups' members."""
     living = {engine.pid for engine in engines if engine.alive}
     staged = f"{state_dir.absolute()}/bin/"
+    helpers = {_identity(path) for path in state_dir.glob("bin/native-*/rollout-native")}
     roots = []
     for info in table.values():
         if info.words[:1] != (AGENT_PATH,) and not (info.words and info.words[0].startswith(staged)):
@@ -101,7 +102,7 @@ def dead_processes(state_dir: Path, engines: list[Engine], table: Mapping[int, P
             answered_for = info.parent in living
         else:
             has_warden = any(is_warden(above) for above in ancestors(info.pid, table))
-            answered_for = has_warden or _in_living_cgroup(info.pid, table)
+            answered_for = has_warden or _in_living_cgroup(info.pid, table) or _staged_elsewhere(info, helpers)
         if not answered_for:
             roots.append(info.pid)
     for engine in engines:
@@ -159,6 +160,21 @@ def stale_directories(state_dir: Path) -> Iterator[Path]:
                     yield path
             except FileNotFoundError:
                 continue
+
+
+def _identity(path: Path | str) -> tuple[int, int] | None:
+    """Device and number of a file that still has a name; None when it has none or may not be looked at."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return None
+    return (stat.st_dev, stat.st_ino) if stat.st_nlink else None
+
+
+def _staged_elsewhere(info: ProcessInfo, helpers: set[tuple[int, int] | None]) -> bool:
+    """Was this agent started from another state directory? Only root can see; of others' it is nobody's."""
+    helper = _identity(f"/proc/{info.pid}/root{AGENT_PATH}")
+    return helper is not None and helper not in helpers
 
 
 def _in_living_cgroup(pid: int, table: Mapping[int, ProcessInfo]) -> bool:

@@ -115,4 +115,5 @@ def open_backend(
         return candidate, reasons
     if wanted not in ("auto", "none"):
         raise CapabilityError(f"cgroup backend {wanted}: {reasons[wanted]}", "use cgroup_backend = 'auto'")
+    record(())  # an engine without cgroups is on record too: it answers for its processes
     return AbsentBackend(), reasons

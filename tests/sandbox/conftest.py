@@ -27,7 +27,7 @@ def state_dir() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def unprivileged(state_dir: Path) -> Iterator[tuple[list[str], dict[str, str], Path]]:
     """Words that start a Python as another user, its environment, and a state directory of that user's own.
 

@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +17,31 @@ Exec = Callable[..., dict[str, Any]]
 CANARY = "canary-5f1b9c"
 
 
-def rollout(state_dir: Path, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """`rollout exec WORDS…` with the project's own interpreter."""
-    command = [sys.executable, "-m", "rollout.cli.main", "exec", "--state-dir", str(state_dir), *words]
-    env = {**os.environ, "ROLLOUT_TEST_SECRET": CANARY}
-    return subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=env)
+def rollout(
+    state_dir: Path,
+    *words: str,
+    stdin: bytes = b"",
+    python: tuple[str, ...] = (sys.executable,),
+    env: Mapping[str, str] = os.environ,
+) -> subprocess.CompletedProcess[bytes]:
+    """`rollout exec WORDS…` with the project's own interpreter, or another."""
+    command = [*python, "-m", "rollout.cli.main", "exec", "--state-dir", str(state_dir), *words]
+    variables = {**env, "ROLLOUT_TEST_SECRET": CANARY}
+    return subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=variables)
 
 
-@pytest.fixture
-def execute(state_dir: Path) -> Exec:
-    """Run and return the object of `--json`."""
+@pytest.fixture(params=["current user", "unprivileged user"])
+def execute(request: pytest.FixtureRequest, state_dir: Path) -> Exec:
+    """Run and return the object of `--json`; every test that asks for it runs without privileges too."""
+    python: tuple[str, ...] = (sys.executable,)
+    env: Mapping[str, str] = os.environ
+    directory = state_dir
+    if request.param == "unprivileged user":
+        words, env, directory = request.getfixturevalue("unprivileged")
+        python = tuple(words)
 
     def call(*words: str) -> dict[str, Any]:
-        done = rollout(state_dir, "--json", *words)
+        done = rollout(directory, "--json", *words, python=python, env=env)
         assert done.returncode == 0, done.stderr.decode()
         result: dict[str, Any] = json.loads(done.stdout)
         return result
@@ -100,11 +112,11 @@ def test_the_network_is_unreachable_and_the_hosts_loopback_is_another(execute: E
 
 def test_the_hosts_secrets_are_not_there(execute: Exec, state_dir: Path) -> None:
     (state_dir / "canary").write_text(CANARY)
-    for path in ("/etc/shadow", "/etc/gshadow", "/root", "/home", "/var", "/run", str(state_dir), str(Path.home())):
-        result = execute(*shell(f"cat {path}/* {path} || ls -la {path}"))
-        assert result["reason"] == "exit"
-        assert result["exit_code"] != 0, (path, result)
-        assert result["stdout"] == "", path
+    hidden = ("/etc/shadow", "/etc/gshadow", "/root", "/home", "/var", "/run", str(state_dir), str(Path.home()))
+    result = execute(*shell(f"for path in {' '.join(hidden)}; do cat $path $path/*; ls -A $path; done"))
+    assert result["reason"] == "exit"
+    assert result["exit_code"] != 0
+    assert result["stdout"] == ""
     everywhere = execute(*shell("env; cat /proc/*/environ /proc/*/cmdline /etc/* /tmp/* 2>/dev/null; ls -R /workspace"))
     assert CANARY not in everywhere["stdout"]
 
@@ -172,8 +184,8 @@ def test_streams_pass_through_untouched(state_dir: Path) -> None:
     assert done.stderr.startswith(b"err\n")
 
 
-def test_a_workspace_file_and_a_variable_arrive(execute: Exec, tmp_path: Path) -> None:
-    source = tmp_path / "in.txt"
+def test_a_workspace_file_and_a_variable_arrive(execute: Exec, state_dir: Path) -> None:
+    source = state_dir / "in.txt"
     source.write_text("content")
     words = ("--workspace-file", f"{source}:deep/er.txt", "--workspace-file", str(source), "--env", "GREETING=a=b")
     result = execute(*words, *shell("cat deep/er.txt in.txt; echo $GREETING"))
