@@ -214,7 +214,7 @@ class SandboxHost:
                 if box is not None:
                     box.close()
                 with anyio.CancelScope(shield=True):
-                    await self._release(ident, spec.limits, cgroups)
+                    await self._release(ident, spec.limits, cgroups, usable=box is not None)
 
     def _check_insist(self, spec: SandboxSpec) -> None:
         for name in spec.insist:
@@ -281,11 +281,12 @@ class SandboxHost:
             items.append(numbered(Tag.BIND, mode, name, target))
         return items
 
-    async def _release(self, ident: int, limits: Limits, cgroups: CgroupSet) -> None:
+    async def _release(self, ident: int, limits: Limits, cgroups: CgroupSet, *, usable: bool) -> None:
+        """Ends a jail; keeps its cgroups for the next one unless they may be half made (`usable` is False)."""
         if self._warden_gone:
             return  # numbers and sets are not given out any more
         free = self._free_sets.setdefault(limits, [])
-        keep = len(free) < _KEPT_SETS and not self._closing
+        keep = usable and len(free) < _KEPT_SETS and not self._closing
         items: list[Item] = []
         if (kill_file := cgroups.kill_file()) is not None:
             items.append(text(Tag.KILL, kill_file))

@@ -76,10 +76,12 @@ void on_release(struct wire_frame *frame)
 {
     uint32_t id = frame->header.id;
 
-    if (id >= MAX_JAILS || warden.jails[id] == NULL || warden.jails[id]->state == CLOSING) {
-        tell(WIRE_RELEASED, id, EINVAL, NULL);
+    if (id >= MAX_JAILS || warden.jails[id] == NULL) { /* it never began: its start was cancelled */
+        tell(WIRE_RELEASED, id, 0, NULL);
         return;
     }
+    if (warden.jails[id]->state == CLOSING)
+        return; /* answered when that is done */
     struct jail *jail = warden.jails[id];
     if (keep(&jail->release, frame) < 0)
         return;
