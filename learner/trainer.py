@@ -195,6 +195,7 @@ class Trainer:
             lr=self._config.rl.lr,
             betas=self._config.betas,
             weight_decay=self._config.weight_decay,
+            fused=True,
         )
 
     def _batch_metrics(self, batch: StepBatch) -> dict[str, float]:

@@ -14,8 +14,9 @@ from learner_process import LearnerProcess, learner_process
 from step_helpers import group
 
 from learner.flat import read_flat
+from learner.loop import build_model
 from learner.model import Decoder
-from learner.train import EXIT_FAILED, build_model
+from learner.train import EXIT_FAILED
 from learner.watchdog import EXIT_ORPHANED
 from rollout.config.learner import LearnerConfig, ModelConfig, RlConfig, SftConfig
 from rollout.errors import LearnerFault
@@ -139,9 +140,7 @@ async def test_it_dies_with_its_parent_even_while_it_computes(tmp_path: Path) ->
         long = SftExample(token_ids=[1] * 32, loss_mask=[False] + [True] * 31)
         frames = sft_frames([long] * 20_000, step=0)
         await learner.writer.write(frames[0])
-        with anyio.fail_after(10):
-            while learner.writer.num_unread:
-                await anyio.sleep(0.01)
+        await anyio.to_thread.run_sync(wait_until_read, learner.writer)
         learner.orphan()
         assert await learner.exit_code(1.0) == EXIT_ORPHANED
 
