@@ -140,6 +140,7 @@ class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
     stop_reason: StopReason
     wall_s: float = 0.0
     seed: int = 0
+    """Of the first turn's request; 0 when the server drew freely."""
     turn_rewards: tuple[float | None, ...] = ()
     """One per turn: 1.0 or 0.0 for visible tests passed or failed after a turn that was not the
     last; the verdict's reward for the last one. None where it is unknown."""

@@ -127,8 +127,17 @@ class RolloutEngine:
     ) -> EvalReport:
         """Runs `num_samples` episodes of every task and reports the rates; journaled.
 
+        Args:
+            tasks: with distinct ids.
+            num_samples: episodes of each.
+            temperature: None for the engine's own.
+            name: of the report.
+            progress: called with each group as it finishes; must not block.
+
         Raises:
             Fault: as `run`.
+
+        Cancellation ends its episodes.
         """
         started = anyio.current_time()
         tally = EvalTally(tasks, num_samples)
@@ -136,10 +145,14 @@ class RolloutEngine:
         options = RunOptions(
             group_size=num_samples, temperature=temperature, purpose="eval", window_groups=min(window, 1_024)
         )
-        async for group in self.run(tasks, options):
-            tally.add(group)
-            if progress is not None:
-                progress(group)
+        stream = self.run(tasks, options)
+        try:
+            async for group in stream:
+                tally.add(group)
+                if progress is not None:
+                    progress(group)
+        finally:
+            stream.stop("the evaluation was cancelled")
         report = tally.report(
             name=name,
             temperature=self._parts.config.temperature if temperature is None else temperature,

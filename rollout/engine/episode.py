@@ -73,7 +73,9 @@ async def run_episode(parts: Parts, job: EpisodeJob, prompt: list[int]) -> Traje
     if deadline.cancelled_caught:
         draft.stop = StopReason.TIMEOUT
     verdict = await _judge(parts, job.task, draft.submission)
-    return _finish(job, draft, verdict, anyio.current_time() - started)
+    trajectory = _finish(job, draft, verdict, anyio.current_time() - started)
+    seed = parts.config.seed
+    return trajectory if seed is None else msgspec.structs.replace(trajectory, seed=_request_seed(seed, job, 0))
 
 
 async def _converse(parts: Parts, job: EpisodeJob, draft: _Draft, live: LiveEnvironment) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, Protocol, TypeAlias, get_args
 
 import anyio
+import anyio.lowlevel
 import msgspec
 
 from rollout.errors import ConfigError, SamplerFault
@@ -137,6 +138,9 @@ class ScriptedSampler:
         assert origin is not None, "a scripted sampler must know who asks"
         if self._latency is not None:
             await self._wait(self._latency.draw_s(origin), request.timeout_s)
+        else:
+            # Whatever answers at once must still let the loop breathe between turns.
+            await anyio.lowlevel.checkpoint()
         answer = self._script.answer(origin, request.token_ids)
         token_ids = answer.token_ids
         if token_ids is None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 
+import anyio
 import msgspec
 import pytest
-from engine_fakes import RENDERER, FakeVerifier, FaultySampler, make_engine, make_task, scripted
+from engine_fakes import RENDERER, FakeVerifier, FaultySampler, HangingSampler, make_engine, make_task, scripted
 
 from rollout.engine.evaluate import EvalReport, EvalTally, format_report, pass_at_k, wilson
 from rollout.errors import SamplerFault
@@ -83,6 +84,16 @@ async def test_tasks_without_visible_tests_are_no_part_of_the_visible_rate() -> 
         report = await engine.evaluate([make_task()], 2)
     assert (report.visible.total, report.hidden.passed) == (0, 2)
     assert "visible  no such tests" in format_report(report)
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_evaluation_leaves_no_episode_running() -> None:
+    sampler = HangingSampler()
+    async with make_engine(sampler) as engine:
+        with anyio.move_on_after(0.05):
+            await engine.evaluate([make_task()], 2)
+        await anyio.wait_all_tasks_blocked()
+        assert (sampler.num_cancelled, engine.metrics.episodes_live) == (2, 0)
 
 
 def test_tasks_of_a_report_that_never_came_back_are_not_counted() -> None:
