@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from sandbox.jails.bubblewrap import AGENT_PATH
-from sandbox.processes import ProcessInfo, ancestors, snapshot, with_descendants
+from sandbox.processes import ProcessInfo, ancestors, real_uid, snapshot, with_descendants
 from sandbox.state import Record, lock_is_held
 
 CGROUP_NAME = re.compile(r"rollout-\d+-(\d+)")
@@ -172,7 +172,9 @@ def _identity(path: Path | str) -> tuple[int, int] | None:
 
 
 def _staged_elsewhere(info: ProcessInfo, helpers: set[tuple[int, int] | None]) -> bool:
-    """Was this agent started from another state directory? Only root can see; of others' it is nobody's."""
+    """Was this agent started by another user, or (which only root can see) from another state directory?"""
+    if os.geteuid() != 0:
+        return real_uid(info.pid) != os.geteuid()
     helper = _identity(f"/proc/{info.pid}/root{AGENT_PATH}")
     return helper is not None and helper not in helpers
 

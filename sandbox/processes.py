@@ -51,6 +51,15 @@ def inspect(pid: int) -> ProcessInfo | None:
     return ProcessInfo(pid, int(fields[1]), int(fields[19]), head.partition("(")[2], tuple(words))
 
 
+def real_uid(pid: int) -> int | None:
+    """Whose process it is, also of one that hides its memory (whose files in /proc belong to root); None when gone."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("Uid:")), None)
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
 def ancestors(pid: int, table: Mapping[int, ProcessInfo]) -> Iterator[ProcessInfo]:
     """The parent of `pid`, its parent and so on, as far as `table` knows them."""
     seen = {pid}

@@ -17,12 +17,15 @@ from sandbox.errors import ConfigError
 _ASK = """
 import json, os, sys, sysconfig
 library = sysconfig.get_config_var("INSTSONAME") if sysconfig.get_config_var("Py_ENABLE_SHARED") else None
-path = os.path.join(sysconfig.get_config_var("LIBDIR") or "", library) if library else None
+# Where it was really loaded from: a relocated installation still carries the paths that it was built with.
+with open("/proc/self/maps") as file:
+    loaded = {line.split(None, 5)[5].strip() for line in file if len(line.split(None, 5)) == 6}
+path = next((path for path in sorted(loaded) if library and os.path.basename(path) == library), None)
 print(json.dumps({
     "executable": os.path.realpath(sys.executable), "version": "%d.%d" % sys.version_info[:2],
     "full_version": sys.version, "stdlib": sysconfig.get_path("stdlib"),
     "soabi": sysconfig.get_config_var("SOABI") or "",
-    "shared_library": path if path and os.path.exists(path) else None, "is_venv": sys.prefix != sys.base_prefix,
+    "shared_library": path, "is_venv": sys.prefix != sys.base_prefix,
 }))
 """
 
@@ -38,7 +41,7 @@ class Interpreter(msgspec.Struct, frozen=True):
     soabi: str
     """Binary interface of extension modules; equal ones can share compiled packages."""
     shared_library: Path | None
-    """libpython, where the executable is linked against it and it is not the system's."""
+    """libpython, where the executable is linked against one."""
     is_venv: bool
 
 

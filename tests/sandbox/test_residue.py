@@ -93,6 +93,7 @@ def own_state_dir() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="rollout-residue-"))
     path.chmod(0o755)
     yield path
+    collect(path)  # also after a test that failed half-way
     shutil.rmtree(path)
 
 
