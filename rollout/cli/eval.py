@@ -7,6 +7,7 @@ programs; samples lost to faults are named and are no part of a rate.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,7 @@ async def _evaluate(arguments: argparse.Namespace, setup: Setup) -> EvalReport:
     from rollout.cli.assembly import open_engine
     from rollout.cli.watch import Watch
 
-    async with open_engine(setup, run_dir=arguments.run_dir, command=" ".join(sys.argv)) as engine:
+    async with open_engine(setup, run_dir=arguments.run_dir, command=shlex.join(["rollout", *sys.argv[1:]])) as engine:
         with Watch("evaluate", len(setup.tasks)) as watch:
             return await engine.evaluate(
                 setup.tasks, arguments.samples, arguments.temperature, name=arguments.tasks, progress=watch.saw

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -66,7 +67,7 @@ async def _run(setup: Setup, run_dir: Path) -> dict[str, Any]:
     from rollout.cli.watch import Watch
 
     started_s = time.monotonic()
-    async with open_engine(setup, run_dir=run_dir, command=" ".join(sys.argv)) as engine:
+    async with open_engine(setup, run_dir=run_dir, command=shlex.join(["rollout", *sys.argv[1:]])) as engine:
         with Watch("run", len(setup.tasks)) as watch:
             async for group in engine.run(setup.tasks):
                 watch.saw(group)

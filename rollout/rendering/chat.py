@@ -55,13 +55,13 @@ class ChatRenderer:
         self._special = {name: _token_text(settings.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
         self._template = _compile(_template_source(folder, settings), folder)
         self._system = system
-        self._vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        self._vocab_size = max(self._tokenizer.get_vocab_size(with_added_tokens=True), _model_vocab_size(folder))
         self._stop_token_ids = self._find_stops(folder)
         self.check_prefix(folder)
 
     @property
     def vocab_size(self) -> int:
-        """Added tokens included."""
+        """Added tokens included, and the ids that only pad the model's embedding: it can sample them."""
         return self._vocab_size
 
     @property
@@ -212,14 +212,23 @@ def _compile(source: str, folder: Path) -> Template:
         raise ConfigError("chat_template", str(folder), str(error)) from error
 
 
-def _generation_stops(folder: Path) -> list[int]:
-    path = folder / "generation_config.json"
+def _model_vocab_size(folder: Path) -> int:
+    """Of the model's embedding; 0 where the folder does not say."""
+    return int(_optional_json(folder / "config.json").get("vocab_size", 0))
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        return []
+        return {}
     try:
-        stops = json.loads(path.read_text("utf-8")).get("eos_token_id")
+        values: dict[str, Any] = json.loads(path.read_text("utf-8"))
     except ValueError as error:
-        raise ConfigError("model_dir", str(folder), f"generation_config.json: {error}") from error
+        raise ConfigError("model_dir", str(path), str(error)) from error
+    return values
+
+
+def _generation_stops(folder: Path) -> list[int]:
+    stops = _optional_json(folder / "generation_config.json").get("eos_token_id")
     if stops is None:
         return []
     return list(stops) if isinstance(stops, list) else [int(stops)]

@@ -124,6 +124,14 @@ def test_a_template_in_a_file_of_its_own_is_found(tmp_path: Path) -> None:
     assert ChatRenderer(folder).vocab_size == 260
 
 
+def test_ids_that_only_pad_the_embedding_can_be_sampled_and_decode_to_nothing(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, CHATML)
+    (folder / "config.json").write_text('{"vocab_size": 512}')
+    renderer = ChatRenderer(folder)
+    assert renderer.vocab_size == 512
+    assert renderer.decode([*renderer.encode("x"), 500, *renderer.encode("y")]) == "xy"
+
+
 def test_a_template_that_rewrites_earlier_turns_is_refused_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="keeps earlier turns"):
         ChatRenderer(make_folder(tmp_path, STRIPS_THINKING))
