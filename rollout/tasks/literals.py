@@ -41,7 +41,8 @@ def _value(node: ast.expr) -> Any:
         case ast.Set(elts=items):
             return {_value(item) for item in items}
         case ast.Dict(keys=keys, values=values):
-            return {_value(k): _value(v) for k, v in zip(keys, values, strict=True) if k is not None}
+            if None not in keys:
+                return {_value(k): _value(v) for k, v in zip(keys, values, strict=True) if k is not None}
         case ast.Name(id=name) if name in _NAMES:
             return _NAMES[name]
         case ast.UnaryOp(op=ast.USub(), operand=operand):

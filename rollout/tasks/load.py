@@ -94,9 +94,7 @@ def _checked(path: Path, importer: Callable[[Row], Task], skip_unsupported: bool
             task = importer(row)
         except Unsupported as error:
             if not skip_unsupported:
-                raise ConfigError(
-                    f"{path}:{row.line}", "unsupported", f"{error} (--skip-unsupported leaves it out)"
-                ) from None
+                raise row.error("tests", "unsupported", f"{error} (--skip-unsupported leaves it out)") from None
             skipped.append(f"{path}:{row.line}: {error}")
             continue
         if task.id in tasks:

@@ -5,7 +5,9 @@ Invariant: whatever is wrong with a row is a `ConfigError` that names file, line
 
 from __future__ import annotations
 
+import ast
 import gzip
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,15 @@ class Row:
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is int):
             raise self.error(field, value, f"must be of type {kind.__name__}, not {type(value).__name__}")
         return value
+
+    def python(self, field: str, text: str | None = None) -> ast.Module:
+        """The field's value (or a `text` made from it) parsed as Python, without its warnings."""
+        text = self.get(field, str) if text is None else text
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                return ast.parse(text)
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+                raise self.error(field, text, f"is no Python: {error}") from None
 
     def texts(self, field: str) -> list[str]:
         """The field's value, a list of strings."""

@@ -34,10 +34,7 @@ def import_row(row: Row) -> Task:
 
 def _split(row: Row, prompt: str, entry_point: str) -> tuple[str, str]:
     """The prompt before the line that defines the entry point, and from it on."""
-    try:
-        tree = ast.parse(f"{prompt}\n    pass\n")
-    except SyntaxError as error:
-        raise row.error("prompt", prompt, f"is no Python: {error}") from None
+    tree = row.python("prompt", f"{prompt}\n    pass\n")
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name == entry_point:
             lines = prompt.splitlines(keepends=True)

@@ -35,21 +35,14 @@ def import_row(row: Row) -> Task:
 
 
 def _entry_points(row: Row, code: str, asserts: list[str]) -> tuple[str, ...]:
-    defined = [node.name for node in _parsed(row, "code", code).body if isinstance(node, ast.FunctionDef)]
+    defined = [node.name for node in row.python("code", code).body if isinstance(node, ast.FunctionDef)]
     called = {
         node.func.id
         for text in asserts
-        for node in ast.walk(_parsed(row, "test_list", text))
+        for node in ast.walk(row.python("test_list", text))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     names = tuple(name for name in dict.fromkeys(defined) if name in called)
     if not names:
         raise row.error("test_list", asserts[0], "calls no function that `code` defines")
     return names
-
-
-def _parsed(row: Row, field: str, text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except SyntaxError as error:
-        raise row.error(field, text, f"is no Python: {error}") from None

@@ -78,10 +78,10 @@ def _run(number):
 def import_row(row: Row) -> Task:
     """The task of one row; `Unsupported` for a program without JSON cases."""
     name, buggy, correct = row.get("name", str), row.get("buggy_program", str), row.get("correct_program", str)
-    test = _parsed(row, "pytest_file", row.get("pytest_file", str))
+    test = row.python("pytest_file")
     if row.fields.get("json_cases") is None:
         raise Unsupported(f"{FAMILY}/{name}: no JSON cases; its tests pass linked objects, not plain data")
-    _parsed(row, "correct_program", correct)
+    row.python("correct_program")
     visible, hidden = _tests(row, name, test)
     return Task(
         id=f"{FAMILY}/{name}",
@@ -161,10 +161,3 @@ def _skipped(test: ast.Module) -> list[object]:
             ):
                 skipped.append(ast.literal_eval(value))
     return skipped
-
-
-def _parsed(row: Row, field: str, text: str) -> ast.Module:
-    try:
-        return ast.parse(text)
-    except SyntaxError as error:
-        raise row.error(field, text, f"is no Python: {error}") from None

@@ -30,7 +30,7 @@ class LocalProcess:
         async with self._lock:
             if self._status is None:
                 await anyio.wait_readable(self._pidfd)
-                self._status = os.waitpid(self.pid, 0)[1]
+                self._status = os.waitpid(self.pid, 0)[1]  # noqa: ASYNC222 - it has ended
                 os.close(self._pidfd)
         code = os.waitstatus_to_exitcode(self._status)
         reason = Reason.KILLED if self._killed else Reason.EXIT if code >= 0 else Reason.SIGNAL
@@ -57,7 +57,7 @@ class LocalBox:
         actions = [(os.POSIX_SPAWN_DUP2, fd, i) for i, fd in enumerate(fds)]
         # numpy lies in the virtual environment, which `-S` leaves out.
         environment = {"PATH": os.environ["PATH"], "PYTHONPATH": sysconfig.get_path("purelib"), **command.env}
-        pid = os.posix_spawn(argv[0], argv, environment, file_actions=actions)
+        pid = os.posix_spawn(argv[0], argv, environment, file_actions=actions)  # noqa: ASYNC221 - returns at once
         process = LocalProcess(pid)
         try:
             yield process
