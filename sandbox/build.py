@@ -62,13 +62,18 @@ def ensure_native() -> Path:
     return built
 
 
+def find_compiler() -> str | None:
+    """The system's C compiler: `$CC`, or the first of the usual names."""
+    return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
 def compile_native(target: Path) -> None:
     """Compiles to `target` and puts it there by rename.
 
     Raises:
         CapabilityError: no compiler, or the compiler's own words.
     """
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = find_compiler()
     if not compiler:
         raise CapabilityError("no C compiler for the sandbox's native helper", "install one (Debian: apt install gcc)")
     target.parent.mkdir(parents=True, exist_ok=True)

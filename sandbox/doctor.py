@@ -6,7 +6,6 @@ check inside it passed; a limit counts as enforced only when the host that ran t
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,9 +15,13 @@ import msgspec
 
 from sandbox.capabilities import (
     Capability,
+    bubblewrap_capability,
+    cgroup_capability,
+    cgroup_remedy,
     interpreter_capability,
     kernel_capability,
     namespace_capabilities,
+    native_capability,
     seccomp_capability,
     state_dir_capability,
     uid_capability,
@@ -117,6 +120,9 @@ def look_outside(state_dir: Path) -> tuple[Capability, ...]:
         kernel_capability(),
         *namespace_capabilities(),
         seccomp_capability(),
+        bubblewrap_capability(),
+        native_capability(),
+        cgroup_capability(),
         uid_capability(),
         state_dir_capability(state_dir),
         interpreter_capability(state_dir),
@@ -178,15 +184,3 @@ def limit_reports(unenforced: tuple[str, ...], reasons: Mapping[str, str], backe
         rows.append(LimitReport(name=name, enforced=enforced, how=how, remedy=remedy))
     rows += [LimitReport(name=name, enforced=True, how=how) for name, how in always.items()]
     return tuple(rows)
-
-
-def cgroup_remedy() -> str:
-    """How this user gets cgroups that limit memory, CPU and processes."""
-    if os.geteuid() != 0:
-        return (
-            "run as root, or in a delegated cgroup v2: `systemd-run --user --scope -p Delegate=yes rollout ...` "
-            "(in a container: mount /sys/fs/cgroup writable for this user)"
-        )
-    return (
-        "mount the cgroup hierarchies writable (docker run --privileged, or --cgroupns=private with a writable mount)"
-    )

