@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import anyio
@@ -55,9 +55,11 @@ def wait_until(condition: Callable[[], bool], limit_s: float = 10) -> None:
 class Engine:
     """A started engine process, its warden and its cgroups."""
 
-    def __init__(self, state_dir: Path, backend: str, mark: str) -> None:
-        argv = [sys.executable, str(SCRIPT), str(state_dir), backend, mark]
-        env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    def __init__(
+        self, state_dir: Path, backend: str, mark: str, python: Sequence[str] = (sys.executable,), **variables: str
+    ) -> None:
+        argv = [*python, str(SCRIPT), str(state_dir), backend, mark]
+        env = variables or {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env)
         assert self.process.stdout is not None
         words = self.process.stdout.readline().split()
@@ -85,6 +87,19 @@ def test_a_killed_engine_leaves_no_process_no_cgroup_and_no_record(state_dir: Pa
     engine.kill()
     wait_until(lambda: not processes_with(mark), 2)
     wait_until(lambda: gone(engine.warden) and not any(map(os.path.exists, engine.roots)))
+    assert reconcile(state_dir) == []
+
+
+def test_an_unprivileged_engine_that_is_killed_leaves_nothing_either(
+    unprivileged: tuple[list[str], dict[str, str], Path],
+) -> None:
+    python, env, state_dir = unprivileged
+    mark = f"3{os.getpid()}.5"
+    engine = Engine(state_dir, "auto", mark, python, **env)
+    wait_until(lambda: len(processes_with(mark)) == 9)
+    engine.kill()
+    wait_until(lambda: not processes_with(mark), 2)
+    wait_until(lambda: gone(engine.warden))
     assert reconcile(state_dir) == []
 
 
