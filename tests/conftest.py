@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sandbox.images.python import build_python_image
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -24,3 +29,13 @@ def data_dir() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no data sets at {folder} (set ROLLOUT_TEST_DATA)")
     return folder
+
+
+@pytest.fixture(scope="session")
+def state_dir() -> Iterator[Path]:
+    """A state directory with the toolchain image. (pytest's own temporary directories are closed to other users.)"""
+    path = Path(tempfile.mkdtemp(prefix="rollout-state-"))
+    path.chmod(0o755)
+    build_python_image(path)
+    yield path
+    shutil.rmtree(path)

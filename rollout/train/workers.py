@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -18,9 +18,11 @@ import msgspec
 
 from rollout.config.learner import LearnerConfig
 from rollout.errors import Fault, LearnerFault, SamplerFault
+from rollout.lane.errors import PeerGone
 from rollout.lane.writer import LaneWriter
 from rollout.train.child import Child, start_child
 from rollout.train.config import ServerConfig
+from rollout.train.link import PEER_REPORT_S
 
 MAX_SOCKET_PATH_BYTES = 100
 """A Unix socket's path is limited to 108 bytes (unix(7)); longer run directories use loopback TCP."""
@@ -82,13 +84,26 @@ async def start_workers(
                 lane_learner.close()
                 weights_learner.close()
                 port = await _wait_ready(server_child, server.ready_timeout_s)
-                async with LaneWriter(lane_engine) as writer:
+                async with _open_lane(lane_engine, learner_child) as writer:
                     yield Workers(
                         server=server_child,
                         learner=learner_child,
                         server_address=address or f"http://127.0.0.1:{port}",
                         writer=writer,
                     )
+
+
+@asynccontextmanager
+async def _open_lane(sock: socket.socket, learner: Child) -> AsyncIterator[LaneWriter]:
+    """The open lane; a learner that died before it took the lane is reported by how it died."""
+    async with AsyncExitStack() as stack:
+        try:
+            writer = await stack.enter_async_context(LaneWriter(sock))
+        except PeerGone:
+            with anyio.move_on_after(PEER_REPORT_S):
+                await learner.watch()
+            raise
+        yield writer
 
 
 def _listen_arguments(run_dir: Path) -> tuple[list[str], str | None]:
