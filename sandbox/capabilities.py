@@ -22,6 +22,7 @@ from sandbox.errors import CapabilityError
 from sandbox.stage import find_bwrap
 
 NOBODY_UID = 65_534
+FIRST_SANDBOX_UID = 700_000
 _PROBE = Path(__file__).with_name("namespace_probe.py")
 _PROBE_TIMEOUT_S = 20.0
 
@@ -52,15 +53,15 @@ def namespace_capabilities() -> list[Capability]:
     """User and other namespaces, overlay and id-mapped mounts, each really tried in a throw-away child."""
     answer = _try_namespaces()
     remedy = user_namespace_remedy()
-    as_user = f"tried as uid {NOBODY_UID}" if os.geteuid() == 0 else "tried as this user"
-    overlay_remedy = "load the overlay module (modprobe overlay), Linux 5.11 or later"
+    as_user = f"tried as uid {NOBODY_UID}" if _is_real_root() else "tried as this user"
+    overlay_remedy, idmap_remedy = "load the overlay module (modprobe overlay), Linux 5.11 or later", "root, Linux 5.12"
+    if answer.user_namespace is not None:
+        overlay_remedy = idmap_remedy = remedy
     return [
         _found("user namespaces", answer.user_namespace, as_user, remedy, required=True),
         _found("other namespaces", answer.other_namespaces, "pid, network, ipc, uts, cgroup", remedy, required=True),
         _found("overlay mounts", answer.overlay, "inside a user namespace", overlay_remedy),
-        _found(
-            "id-mapped mounts", answer.idmapped_mount, "for workspaces shared between uids", "needs root, Linux 5.12"
-        ),
+        _found("id-mapped mounts", answer.idmapped_mount, "for workspaces shared between uids", idmap_remedy),
     ]
 
 
@@ -208,14 +209,26 @@ def state_dir_capability(state_dir: Path) -> Capability:
     return Capability(name="state directory", ok=True, detail=str(state_dir), required=True)
 
 
-def uid_capability() -> Capability:
+def uid_capability(uid_map: Path = Path("/proc/self/uid_map")) -> Capability:
     """Whether sandboxes get host uids of their own."""
+    name = "separate uids"
+    if _is_real_root(uid_map):
+        detail = "root gives each sandbox an unprivileged uid of its own"
+        return Capability(name=name, ok=True, detail=detail, required=True)
     if os.geteuid() == 0:
-        return Capability(
-            name="separate uids", ok=True, detail="root gives each sandbox an unprivileged uid of its own"
-        )
+        detail = "uid 0 of a user namespace that maps few others: a sandbox cannot become another user"
+        remedy = "run as the user that you are outside (no `unshare -r`), or map a range of uids for this container"
+        return Capability(name=name, ok=False, detail=detail, remedy=remedy, required=True)
     remedy = "run as root; until then sandboxes share this user's uid (and its inotify and process counts)"
-    return Capability(name="separate uids", ok=False, detail=f"every sandbox runs as uid {os.geteuid()}", remedy=remedy)
+    return Capability(name=name, ok=False, detail=f"every sandbox runs as uid {os.geteuid()}", remedy=remedy)
+
+
+def _is_real_root(uid_map: Path = Path("/proc/self/uid_map")) -> bool:
+    """Are we uid 0, and can we become the uids that sandboxes run as by default?"""
+    if os.geteuid() != 0:
+        return False
+    spans = [[int(word) for word in line.split()] for line in uid_map.read_text().splitlines()]
+    return any(inside <= FIRST_SANDBOX_UID < inside + count for inside, _, count in spans)
 
 
 def _found(name: str, failure: str | None, detail: str, remedy: str, required: bool = False) -> Capability:
@@ -226,7 +239,7 @@ def _found(name: str, failure: str | None, detail: str, remedy: str, required: b
 
 def _try_namespaces() -> ProbeAnswer:
     command = [sys.executable, "-I", "-S", str(_PROBE)]
-    if os.geteuid() == 0:
+    if _is_real_root():
         command.append(str(NOBODY_UID))
     try:
         done = subprocess.run(

@@ -19,6 +19,7 @@ import anyio
 import msgspec
 
 from sandbox.build import ensure_native
+from sandbox.capabilities import uid_capability, user_namespace_remedy
 from sandbox.cgroup import files
 from sandbox.cgroup.probe import BackendName, open_backend
 from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
@@ -42,6 +43,7 @@ _NO_NAMESPACES = (
     "No permissions to create new namespace",
     "Creating new namespace failed",
     "setting up uid map",
+    "changing to the sandbox's uid",
     "Can't mount proc",
 )
 
@@ -268,7 +270,8 @@ class SandboxHost:
         except StartError as error:
             ours.close()
             if any(words in str(error) for words in _NO_NAMESPACES):
-                remedy = "allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone, AppArmor)"
+                fake_root = uid_capability()
+                remedy = fake_root.remedy if fake_root.required and not fake_root.ok else user_namespace_remedy()
                 raise CapabilityError(f"this host does not let a jail be built: {error}", remedy) from error
             raise
         except BaseException:

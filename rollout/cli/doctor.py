@@ -57,6 +57,10 @@ def render(report: Report, console: Console) -> None:
     else:
         console.print("[bold red]does not isolate[/]: nothing will run here unsandboxed")
         console.print(escape(report.failure or "a check inside the sandbox failed, see below"))
+        for found in report.capabilities:
+            if found.required and not found.ok:
+                console.print(f"[red]{escape(found.name)}[/]: {escape(found.detail)}")
+                console.print(f"  [yellow]remedy:[/] {escape(found.remedy)}")
     rows = [
         ("limits", [(limit.name, limit.enforced, limit.how, limit.remedy) for limit in report.limits]),
         ("seen from inside", [(check.name, check.ok, check.detail, check.remedy) for check in report.checks]),

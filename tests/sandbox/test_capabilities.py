@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -131,3 +132,15 @@ def test_the_layout_of_cgroups_is_named(tmp_path: Path, layout: Hierarchies, ok:
     assert found.ok is ok
     assert words in found.detail
     assert found.ok or found.remedy
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="asks about being uid 0")
+def test_a_fake_root_is_told_that_sandboxes_cannot_become_other_users(tmp_path: Path) -> None:
+    (tmp_path / "fake").write_text("         0      12345          1\n")
+    (tmp_path / "rootless").write_text("         0      1000          1\n         1     100000      65536\n")
+    (tmp_path / "real").write_text("         0          0 4294967295\n")
+    for name in ("fake", "rootless"):
+        found = capabilities.uid_capability(tmp_path / name)
+        assert (found.ok, found.required) == (False, True)
+        assert "uids" in found.remedy
+    assert capabilities.uid_capability(tmp_path / "real").ok
