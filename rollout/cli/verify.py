@@ -64,6 +64,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--jobs", type=int, metavar="N", help="verdicts at once (default: twice the CPUs)")
     parser.add_argument("--timeout", type=float, metavar="S", help="seconds for one test set (default: the task's own)")
     parser.add_argument("--skip-unsupported", action="store_true", help="leave out rows that cannot become tasks here")
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where images and engines' records live")
     parser.add_argument("--json", action="store_true", help="print one JSON object: counts, and a row per submission")
 
 
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     jobs = arguments.jobs or 2 * (os.cpu_count() or 1)
     started_s = time.monotonic()
     try:
-        verdicts = anyio.run(_grade, submissions, jobs, backend_options={"use_uvloop": True})
+        verdicts = anyio.run(_grade, submissions, jobs, arguments.state_dir, backend_options={"use_uvloop": True})
     except BaseExceptionGroup as group:
         raise _first(group) from group
     wall_s = time.monotonic() - started_s
@@ -152,7 +153,7 @@ def _from_file(path: Path, tasks: list[Task]) -> Iterator[Submission]:
         print(f"note: {unknown} rows of {path} are for no task of the set", file=sys.stderr)
 
 
-async def _grade(submissions: list[Submission], jobs: int) -> list[Verdict]:
+async def _grade(submissions: list[Submission], jobs: int, state_dir: Path | None) -> list[Verdict]:
     """Verdicts in the order of `submissions`, `jobs` at once; progress goes to stderr."""
     import anyio
     from rich.console import Console
@@ -177,7 +178,7 @@ async def _grade(submissions: list[Submission], jobs: int) -> list[Verdict]:
                 passed += _reward(verdict) == 1.0
                 progress.update(bar, advance=1, description=f"verifying ({passed} passed)")
 
-        async with SandboxHost.start(SandboxConfig()) as host:
+        async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir) if state_dir else None)) as host:
             async with Verifier(host, VerifierConfig(concurrency=jobs)) as verifier, anyio.create_task_group() as group:
                 for _ in range(jobs):
                     group.start_soon(work)
