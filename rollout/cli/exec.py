@@ -11,10 +11,9 @@ import base64
 import json
 import os
 import re
-import select
 import signal
 import sys
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ _EPILOG = """exit status:
 
 sizes: 64M, 1.5G, 512KiB (1024s; KB, MB, GB are 1000s).  durations: 5, 500ms, 10m.
 """
-_MAX_STDIN_BYTES = 64 * MIB
+_PUMP_BYTES = 64 * KIB
 _MAX_WORKSPACE_FILE_BYTES = 256 * MIB
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -90,9 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     spec = spec_from(arguments)
     command = command_from(arguments)
     files = workspace_files(arguments.workspace_file)
-    if not arguments.json and not sys.stdin.isatty():
-        command = _with_stdin(command, read_stdin(sys.stdin.fileno(), command.timeout_s))
-    outcome = _run_in_sandbox(arguments.state_dir, spec, command, files)
+    has_stdin = not arguments.json and sys.stdin is not None and not sys.stdin.isatty()
+    outcome = _run_in_sandbox(arguments.state_dir, spec, command, files, has_stdin)
     if arguments.json:
         print(json.dumps(outcome_object(outcome, spec)))
         return 0
@@ -164,25 +162,6 @@ def workspace_files(texts: list[str]) -> list[tuple[str, bytes]]:
     return files
 
 
-def read_stdin(descriptor: int, timeout_s: float) -> bytes:
-    """Everything up to the end of standard input; ConfigError when it is too large or does not end in time."""
-    deadline = time.monotonic() + timeout_s
-    parts: list[bytes] = []
-    size = 0
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    while True:
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise ConfigError("stdin", "open pipe", f"did not end within {timeout_s:g} s; add `< /dev/null`")
-        part = os.read(descriptor, MIB)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-        size += len(part)
-        if size > _MAX_STDIN_BYTES:
-            raise ConfigError("stdin", f"over {format_size(size)}", "is too large; use --workspace-file")
-
-
 def exit_status(outcome: Outcome) -> int:
     """The status for a shell; see `_EPILOG`."""
     if outcome.reason in STATUS:
@@ -247,7 +226,7 @@ def outcome_object(outcome: Outcome, spec: SandboxSpec) -> dict[str, Any]:
 
 
 def _run_in_sandbox(
-    state_dir: Path | None, spec: SandboxSpec, command: Command, files: list[tuple[str, bytes]]
+    state_dir: Path | None, spec: SandboxSpec, command: Command, files: list[tuple[str, bytes]], has_stdin: bool
 ) -> Outcome:
     import anyio
 
@@ -258,15 +237,37 @@ def _run_in_sandbox(
             async with host.acquire(spec) as box:
                 for path, data in files:
                     await box.write_file(path, data)
-                return await box.run(command)
+                if not has_stdin:
+                    return await box.run(command)
+                reading = _stdin_pipe()
+                try:
+                    async with box.start(command, fds=(reading,)) as process:
+                        return await process.wait()
+                finally:
+                    os.close(reading)
 
     return anyio.run(run_once, backend="asyncio", backend_options={"use_uvloop": True})
 
 
-def _with_stdin(command: Command, stdin: bytes) -> Command:
-    import msgspec
+def _stdin_pipe() -> int:
+    """The reading end of a pipe that carries our standard input as it comes.
 
-    return msgspec.structs.replace(command, stdin=stdin)
+    A pipe, since a descriptor of our own could be opened again, for writing, from inside. The thread that feeds it
+    may wait for input for ever, and dies with this process.
+    """
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    threading.Thread(target=_pump, args=(sys.stdin.fileno(), writing), daemon=True, name="stdin").start()
+    return reading
+
+
+def _pump(source: int, target: int) -> None:
+    try:
+        while data := os.read(source, _PUMP_BYTES):
+            _write(target, data)
+    except OSError:
+        return  # the command does not read any more, or our input is not readable
+    finally:
+        os.close(target)
 
 
 def _kill_output_bytes(command: Command) -> int:

@@ -184,6 +184,19 @@ def test_streams_pass_through_untouched(state_dir: Path) -> None:
     assert done.stderr.startswith(b"err\n")
 
 
+def test_an_input_that_never_ends_holds_nothing_up(state_dir: Path) -> None:
+    reading, writing = os.pipe()
+    try:
+        command = [sys.executable, "-m", "rollout.cli.main", "exec", "--state-dir", str(state_dir), "--", "head", "-n1"]
+        with subprocess.Popen(command, stdin=reading, stdout=subprocess.PIPE) as process:
+            os.write(writing, b"one\ntwo\n")
+            out, _ = process.communicate(timeout=20)
+        assert (process.returncode, out) == (0, b"one\n")
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
 def test_a_workspace_file_and_a_variable_arrive(execute: Exec, state_dir: Path) -> None:
     source = state_dir / "in.txt"
     source.write_text("content")
