@@ -30,7 +30,15 @@ from sandbox.jails import bubblewrap
 from sandbox.sandbox import MINIMAL_ENV, Sandbox
 from sandbox.seccomp import build_filter
 from sandbox.stage import stage_bwrap, stage_filter, stage_native
-from sandbox.state import UIDS_PER_ENGINE, Slot, claim_slot, default_state_dir, destroy_cgroup, open_state_dir
+from sandbox.state import (
+    UIDS_PER_ENGINE,
+    Slot,
+    claim_slot,
+    default_state_dir,
+    destroy_cgroup,
+    open_state_dir,
+    require_mapped,
+)
 from sandbox.types import GIB, MIB, Limits, SandboxSpec
 from sandbox.warden import Warden
 from sandbox.wire import Item, Tag, number, numbered, text
@@ -103,6 +111,7 @@ class SandboxHost:
         self.state_dir = state_dir
         self._slot = slot
         self._root = os.geteuid() == 0
+        self._first_uid = config.uid_base + slot.number * UIDS_PER_ENGINE
         self._warden = Warden(self._on_died, self._on_warden_end)
         self._places = anyio.Semaphore(config.max_sandboxes)
         self._live: dict[int, Sandbox] = {}
@@ -148,6 +157,8 @@ class SandboxHost:
 
     def _prepare(self) -> Path:
         """Stages the binaries and opens the parent cgroups (blocking)."""
+        if self._root:
+            require_mapped(Path("/proc/self/uid_map").read_text(), self._first_uid, UIDS_PER_ENGINE)
         native = stage_native(self.state_dir, ensure_native())
         self._plan = bubblewrap.JailPlan(
             bwrap=self.config.bwrap or str(stage_bwrap(self.state_dir)),
@@ -285,7 +296,7 @@ class SandboxHost:
         items += [text(Tag.SET, path, value) for path, value in plan.write]
         items += [text(Tag.JOIN, path) for path in plan.join]
         if self._root:
-            uid = self.config.uid_base + self._slot.number * UIDS_PER_ENGINE + ident
+            uid = self._first_uid + ident
             items.append(number(Tag.IDS, uid, uid))
         return items
 

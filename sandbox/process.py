@@ -7,6 +7,7 @@ exactly one outcome or one fault; once it was killed, everything that it started
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import time
@@ -21,7 +22,7 @@ from sandbox.cgroup.types import CgroupSet, Reading
 from sandbox.errors import SandboxDiedError, SandboxError
 from sandbox.outcome import Observed, classify, end_signal, exit_code
 from sandbox.streams import Drain, Feed
-from sandbox.types import Command, Outcome, Reason, Usage
+from sandbox.types import MIB, Command, Outcome, Reason, Usage
 from sandbox.wire import Result
 
 DRAIN_S = 0.05
@@ -29,6 +30,7 @@ KILL_TIMEOUT_S = 10.0
 _EMPTY_TIMEOUT_S = 2.0
 _PUMP_READS = 64
 _FLOOD_FACTOR = 64
+_NOT_STARTED = 126
 
 PeakScope = Literal["command", "sandbox", "process"]
 
@@ -60,7 +62,8 @@ class Process:
         self._killed_for: Reason | None = None
         self._ended = anyio.Event()
         self._result: Result | None = None
-        self._died: str | None = None
+        self._fault: SandboxError | None = None
+        self._note = b""
         self._outcome: Outcome | None = None
         self._finishing = anyio.Lock()
         self._started_s = time.monotonic()
@@ -76,7 +79,7 @@ class Process:
         command = self._command
         flood = command.kill_output_bytes
         if flood is None:
-            flood = max(1, command.output_limit_bytes) * _FLOOD_FACTOR
+            flood = max(MIB, command.output_limit_bytes * _FLOOD_FACTOR)
         self._drains[number] = Drain(fd, command.output_limit_bytes, flood, lambda: self._kill(Reason.OUTPUT_LIMIT))
 
     def feed(self, fd: int) -> None:
@@ -98,10 +101,21 @@ class Process:
         self._result = result
         self._stop()
 
-    def lost(self, why: str) -> None:
+    def refused(self, error: int) -> None:
+        """Told by the sandbox when the agent could not start it.
+
+        A full process table or memory is the doing of what runs inside, so it is an outcome; the rest is a fault.
+        """
+        if error in (errno.EAGAIN, errno.ENOMEM):
+            self._note = f"rollout: fork: {os.strerror(error)}\n".encode()
+            self.exited(Result(_NOT_STARTED << 8, 0, 0, 0, 0, 1, 1))
+        else:
+            self.lost(SandboxError(f"the agent refused a command: {os.strerror(error)}"))
+
+    def lost(self, fault: SandboxError) -> None:
         """Told by the sandbox when it has ended (closed by its owner, or died)."""
         if self.running:
-            self._died = why
+            self._fault = fault
             self._stop()
 
     def _stop(self) -> None:
@@ -126,10 +140,10 @@ class Process:
             with suppress(FileNotFoundError):  # it vanished with the warden: dead already
                 self._cgroups.kill_leaf(self.leaf)
         self._kill_inside()
-        loop = asyncio.get_running_loop()
-        self._give_up = loop.call_later(
-            KILL_TIMEOUT_S, self.lost, f"a killed command did not end in {KILL_TIMEOUT_S} s"
-        )
+        self._give_up = asyncio.get_running_loop().call_later(KILL_TIMEOUT_S, self._stuck)
+
+    def _stuck(self) -> None:
+        self.lost(SandboxDiedError(f"a killed command did not end in {KILL_TIMEOUT_S} s"))
 
     async def kill(self) -> None:
         """Kills everything that the command started and waits until it is dead (outcome `killed`).
@@ -156,8 +170,8 @@ class Process:
     async def _finish(self) -> Outcome:
         if self._result is not None and self._result.setup_errno:
             raise SandboxError(f"a command could not be prepared: {os.strerror(self._result.setup_errno)}")
-        if self._died is not None and self._killed_for is not Reason.KILLED:
-            raise SandboxDiedError(self._died)
+        if self._fault is not None and self._killed_for is not Reason.KILLED:
+            raise self._fault
         try:
             if self._killed_for is not None:
                 await self._empty_leaf()
@@ -168,7 +182,7 @@ class Process:
 
     async def _empty_leaf(self) -> None:
         """After a kill: once more (the first may have come before the process joined), until nobody is left."""
-        if self.leaf is None or self._died is not None:
+        if self.leaf is None or self._fault is not None:
             return
         pause_s = 0.0005
         deadline = time.monotonic() + _EMPTY_TIMEOUT_S
@@ -216,7 +230,7 @@ class Process:
         result = self._result
         if result is None:  # the sandbox was closed under it
             result = Result(int(signal.SIGKILL), 0, 0, 0, 0, 1, 1)
-        after = self._before if self._died is not None else self._cgroups.read(self.leaf)
+        after = self._before if self._fault is not None else self._cgroups.read(self.leaf)
         usage = self._usage(result, after)
         reason = classify(
             Observed(
@@ -237,7 +251,7 @@ class Process:
             exit_code=exit_code(result.status),
             signal=end_signal(result.status),
             stdout=stdout,
-            stderr=stderr,
+            stderr=stderr + self._note,
             stdout_truncated_bytes=stdout_lost,
             stderr_truncated_bytes=stderr_lost,
             usage=usage,

@@ -74,7 +74,7 @@ class Sandbox:
             except ProtocolError as error:
                 self._on_end(str(error))
         elif frame.kind == Kind.REFUSED and process is not None:
-            process.lost(f"the agent refused a command: {os.strerror(frame.number(Tag.ERRNO))}")
+            process.refused(frame.number(Tag.ERRNO))
         elif (answer := self._answers.pop(frame.ident, None)) is not None and not answer.done():
             answer.set_result((frame, fds))
             return
@@ -96,7 +96,7 @@ class Sandbox:
         for process in list(self._running.values()):
             if reason is Reason.KILLED:
                 process.mark_killed(reason)
-            process.lost(why)
+            process.lost(SandboxDiedError(why))
         answers, self._answers = self._answers, {}
         for answer in answers.values():
             if not answer.done():

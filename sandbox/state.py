@@ -32,6 +32,18 @@ def default_state_dir() -> Path:
     return Path(base) / "rollout" if base else Path.home() / ".local" / "state" / "rollout"
 
 
+def require_mapped(uid_map: str, first: int, count: int) -> None:
+    """Checks that the user namespace of this process has the uids of the sandboxes (text of /proc/self/uid_map).
+
+    Raises:
+        ConfigError: names the range that it has.
+    """
+    ranges = [tuple(map(int, line.split())) for line in uid_map.splitlines()]
+    if not any(inside <= first and first + count <= inside + length for inside, _, length in ranges):
+        known = ", ".join(f"{inside}-{inside + length - 1}" for inside, _, length in ranges)
+        raise ConfigError("sandbox.uid_base", first, f"{count} uids from there are needed, and only {known} exist here")
+
+
 class Record(msgspec.Struct, frozen=True):
     """What an engine would leave behind if it were killed now."""
 

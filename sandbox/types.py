@@ -87,7 +87,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Kept of stdout and of stderr, each; head and tail are kept and the rest counted."""
     kill_output_bytes: int | None = None
     """The command is killed (reason `output_limit`) once one stream has produced this much;
-    None for 64 times `output_limit_bytes`."""
+    None for 64 times `output_limit_bytes`, at least 1 MiB."""
 
     def __post_init__(self) -> None:
         if not self.argv or not all(isinstance(word, str) and "\0" not in word for word in self.argv):

@@ -116,7 +116,7 @@ static void start(struct wire_frame *frame, int wake)
         if (commands[i].pid == 0)
             free_slot = i;
     if (free_slot < 0) {
-        refuse(id, EAGAIN);
+        refuse(id, EBUSY);
         return;
     }
     while (wire_next(&cursor, &entry) == 1)

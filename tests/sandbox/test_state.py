@@ -11,7 +11,7 @@ from sandbox.cgroup.probe import find_hierarchies
 from sandbox.errors import CapabilityError, ConfigError
 from sandbox.host import SandboxConfig
 from sandbox.stage import require_reachable
-from sandbox.state import claim_slot, open_state_dir, reconcile
+from sandbox.state import claim_slot, open_state_dir, reconcile, require_mapped
 
 
 def test_two_engines_get_different_slots_and_a_freed_one_is_given_out_again(tmp_path: Path) -> None:
@@ -55,6 +55,12 @@ def test_a_directory_behind_a_closed_one_is_named_with_its_remedy(tmp_path: Path
     os.chmod(tmp_path / "closed", 0o700)
     with pytest.raises(ConfigError, match="chmod o"):
         require_reachable(tmp_path / "closed" / "state")
+
+
+def test_uids_that_this_namespace_does_not_have_are_refused_with_those_it_has() -> None:
+    require_mapped("0 0 4294967295\n", 700_000, 16_384)
+    with pytest.raises(ConfigError, match="0-65535"):
+        require_mapped("0 100000 65536\n", 700_000, 16_384)
 
 
 @pytest.mark.parametrize(
