@@ -1,4 +1,4 @@
-"""State directories for the sandbox tests: passable by every uid, built once, gone afterwards."""
+"""The sandbox tests' other user: without privileges, with a state directory of its own."""
 
 from __future__ import annotations
 
@@ -11,20 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.images.python import build_python_image
-
 UNPRIVILEGED_UID = 12_345
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-
-
-@pytest.fixture(scope="session")
-def state_dir() -> Iterator[Path]:
-    """A state directory with the toolchain image. (pytest's own temporary directories are closed to other users.)"""
-    path = Path(tempfile.mkdtemp(prefix="rollout-state-"))
-    path.chmod(0o755)
-    build_python_image(path)
-    yield path
-    shutil.rmtree(path)
 
 
 @pytest.fixture(scope="session")
