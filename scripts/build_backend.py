@@ -6,7 +6,9 @@ editable install both carry it. A source distribution carries the sources alone.
 
 from __future__ import annotations
 
+import shutil
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,9 @@ build_sdist = _setuptools.build_sdist
 def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
     """A wheel with the compiled program inside."""
     _compile()
-    return _setuptools.build_wheel(wheel_directory, config_settings, metadata_directory)
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    settings = {**(config_settings or {}), "--build-option": ["--plat-name", platform]}
+    return _setuptools.build_wheel(wheel_directory, settings, metadata_directory)
 
 
 def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
@@ -35,11 +39,11 @@ def build_editable(wheel_directory: str, config_settings: Any = None, metadata_d
 
 
 def _compile() -> None:
+    """Puts the program where the package looks for the one it came with, and removes older ones."""
     sys.path.insert(0, str(ROOT))
     try:
-        from sandbox.build import compile_native
+        from sandbox.build import NATIVE, compile_native, source_hash
     finally:
         sys.path.remove(str(ROOT))
-    target = ROOT / "sandbox" / "native" / "bin" / "rollout-sandbox"
-    target.parent.mkdir(exist_ok=True)
-    compile_native(target)
+    shutil.rmtree(NATIVE / "bin", ignore_errors=True)
+    compile_native(NATIVE / "bin" / source_hash())
