@@ -260,6 +260,11 @@ int warden_main(int engine, int lock)
     warden.engine = engine;
     fcntl(engine, F_SETFD, FD_CLOEXEC);
     fcntl(lock, F_SETFD, FD_CLOEXEC); /* held: the engine's lock lasts until the last trace is gone */
+    struct rlimit files;
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) { /* one descriptor for every live jail */
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
     setsid();
     prctl(PR_SET_CHILD_SUBREAPER, 1);
     prctl(PR_SET_NAME, "rollout-warden");

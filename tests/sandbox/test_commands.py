@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
@@ -41,6 +42,17 @@ async def names(box: Sandbox) -> list[bytes]:
     kept = (await sh(box, script)).stdout.split()
     kept.remove(b"sh")
     return sorted(name for name in kept if not name.startswith(b"rollout-"))
+
+
+def uids_of(mark: str) -> set[int]:
+    """Host uids of the processes whose command line has that word."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):  # it has just ended
+                if mark.encode() in (entry / "cmdline").read_bytes():
+                    found.add(entry.stat().st_uid)
+    return found
 
 
 def skip_unless(box: Sandbox, limit: str) -> None:
@@ -268,6 +280,35 @@ async def test_many_sandboxes_come_up_at_once(host: SandboxHost) -> None:
         for _ in range(24):
             group.start_soon(one)
     assert host.num_live == 0
+
+
+async def test_sandboxes_of_a_root_engine_run_as_uids_of_their_own(host: SandboxHost) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give each sandbox a uid of its own")
+    mark = f"5{os.getpid()}"
+    async with host.acquire(SMALL) as one, host.acquire(SMALL) as two:
+        for box in (one, two):
+            await sh(box, f"sleep {mark} &")
+        uids = uids_of(mark)
+    assert len(uids) == 2
+    assert 0 not in uids
+
+
+async def test_over_the_cap_a_sandbox_waits_for_a_free_place(state_dir: Path) -> None:
+    config = SandboxConfig(state_dir=str(state_dir), max_sandboxes=1)
+    async with SandboxHost.start(config) as host, anyio.create_task_group() as group:
+        second_is_up = anyio.Event()
+
+        async def second() -> None:
+            async with host.acquire(SMALL):
+                second_is_up.set()
+
+        async with host.acquire(SMALL) as box:
+            group.start_soon(second)
+            assert (await sh(box, "true")).ok
+            assert not second_is_up.is_set()
+        with anyio.fail_after(20):
+            await second_is_up.wait()
 
 
 async def test_bad_requests_are_refused_before_anything_starts(host: SandboxHost) -> None:
