@@ -167,7 +167,7 @@ def test_bytes_that_are_not_text_come_as_base64_too(execute: Exec) -> None:
         (shell("exit 7"), 7, ""),
         (shell("kill -9 $$"), 137, "signal 9 (SIGKILL)"),
         (("--timeout", "0.3", *shell("sleep 30")), 124, "timeout"),
-        (("--output-limit", "1K", *shell("head -c 1M /dev/zero")), 141, "over 64 KiB"),
+        (("--output-limit", "1K", *shell("head -c 300M /dev/zero")), 141, "over 64 KiB"),
     ],
 )
 def test_the_exit_status_says_what_happened(state_dir: Path, words: tuple[str, ...], status: int, said: str) -> None:
