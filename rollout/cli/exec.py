@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -94,8 +95,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(outcome_object(outcome, spec)))
         return 0
-    _write(sys.stdout.fileno(), outcome.stdout)
-    _write(sys.stderr.fileno(), outcome.stderr)
+    try:
+        _write(sys.stdout.fileno(), outcome.stdout)
+        _write(sys.stderr.fileno(), outcome.stderr)
+    except BrokenPipeError:
+        raise  # the reader went away; the command line as a whole deals with that
+    except OSError as error:
+        raise ConfigError("stdout", "its file", f"cannot be written ({error.strerror})") from None
     for line in remarks(outcome, spec, command):
         print(f"rollout exec: {line}", file=sys.stderr)
     return exit_status(outcome)
@@ -284,4 +290,7 @@ def _signal_name(number: int | None) -> str:
 def _write(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
-        view = view[os.write(descriptor, view) :]
+        try:
+            view = view[os.write(descriptor, view) :]
+        except BlockingIOError:  # somebody left our end of a pipe non-blocking
+            select.select([], [descriptor], [])
