@@ -21,6 +21,7 @@ import msgspec
 from sandbox.build import ensure_native
 from sandbox.capabilities import uid_capability, user_namespace_remedy
 from sandbox.cgroup import files
+from sandbox.cgroup.pool import SetPool
 from sandbox.cgroup.probe import BackendName, open_backend
 from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
 from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError, StartError
@@ -43,7 +44,6 @@ from sandbox.types import GIB, MIB, Limits, SandboxSpec
 from sandbox.warden import Warden
 from sandbox.wire import Item, Tag, number, numbered, text
 
-_KEPT_SETS = 64
 _KEPT_TEMPLATES = 64
 _RESIDUE_BYTES = 32 * MIB
 _RELEASE_TIMEOUT_S = 20.0
@@ -117,14 +117,13 @@ class SandboxHost:
         self._live: dict[int, Sandbox] = {}
         self._free_idents: list[int] = []
         self._next_ident = 0
-        self._free_sets: dict[Limits, list[CgroupSet]] = {}
-        self._next_set = 0
         self._templates: dict[tuple[str, Limits], tuple[Image, list[Item]]] = {}
         self._warden_gone = False
         self._closing = False
         self.backend: Backend
         self.backend_reasons: dict[str, str] = {}
         """For each cgroup backend that was tried and does not work here: why."""
+        self._sets: SetPool
         self._plan: bubblewrap.JailPlan
         self._filter: Path
 
@@ -174,6 +173,7 @@ class SandboxHost:
             config.pids or _default_pids(),
             self._slot.record,
         )
+        self._sets = SetPool(self.backend)
         return native
 
     def _estate(self) -> list[Item]:
@@ -228,7 +228,7 @@ class SandboxHost:
         self._check_insist(spec)
         async with self._places:
             ident = self._take_ident()
-            cgroups = self._take_set(spec.limits)
+            cgroups = self._sets.take(spec.limits)
             box: Sandbox | None = None
             try:
                 box = await self._create(ident, spec, cgroups)
@@ -254,13 +254,6 @@ class SandboxHost:
             return heapq.heappop(self._free_idents)
         self._next_ident += 1
         return self._next_ident - 1
-
-    def _take_set(self, limits: Limits) -> CgroupSet:
-        free = self._free_sets.get(limits)
-        if free:
-            return free.pop()
-        self._next_set += 1
-        return self.backend.new_set(self._next_set - 1, limits)
 
     async def _create(self, ident: int, spec: SandboxSpec, cgroups: CgroupSet) -> Sandbox:
         image = resolve_image(spec.image, self.state_dir)
@@ -322,22 +315,23 @@ class SandboxHost:
         """Ends a jail; keeps its cgroups for the next one unless they may be half made (`usable` is False)."""
         if self._warden_gone:
             return  # numbers and sets are not given out any more
-        free = self._free_sets.setdefault(limits, [])
-        keep = usable and len(free) < _KEPT_SETS and not self._closing
         items: list[Item] = []
         if (kill_file := cgroups.kill_file()) is not None:
             items.append(text(Tag.KILL, kill_file))
+        remove = self._sets.make_room(limits) if usable else ()
+        keep = usable and not self._closing and self._sets.has_room()
         if not keep:
-            items += [text(Tag.REMOVE, path) for path in cgroups.remove_paths()]
+            remove += cgroups.remove_paths()
+        items += [text(Tag.REMOVE, path) for path in remove]
         clean = False
         try:
             with anyio.move_on_after(_RELEASE_TIMEOUT_S):
                 clean = await self._warden.release(ident, items)
-        except SandboxDiedError:
-            return
+            if clean and keep and cgroups.residue_bytes() > _RESIDUE_BYTES:
+                await anyio.to_thread.run_sync(cgroups.empty)
+        except (SandboxDiedError, FileNotFoundError):
+            return  # the warden's end; the host's own end cleans up
         if clean:
             heapq.heappush(self._free_idents, ident)
             if keep:
-                if cgroups.residue_bytes() > _RESIDUE_BYTES:
-                    await anyio.to_thread.run_sync(cgroups.empty)
-                free.append(cgroups)
+                self._sets.put(limits, cgroups)

@@ -8,6 +8,7 @@ import pytest
 
 from sandbox.cgroup.hybrid import HybridBackend
 from sandbox.cgroup.leaves import Leaves
+from sandbox.cgroup.pool import SetPool
 from sandbox.cgroup.unified import UnifiedBackend
 from sandbox.types import MIB, Limits
 
@@ -51,6 +52,22 @@ def test_a_set_that_is_used_again_only_joins() -> None:
     first, again = cgroups.start_plan(), cgroups.start_plan()
     assert again.join == first.join
     assert (again.make, again.write) == ((), ())
+
+
+def test_free_sets_are_bounded_and_serve_only_their_own_limits() -> None:
+    backend = HybridBackend({name: f"/{name}" for name in ("memory", "pids", "cpu", "v2")}, "e")
+    pool = SetPool(backend, max_free=2)
+    other = Limits(pids=9)
+    first, second, third = pool.take(LIMITS), pool.take(LIMITS), pool.take(other)
+    for cgroups in (first, second):
+        assert pool.make_room(LIMITS) == ()
+        pool.put(LIMITS, cgroups)
+    assert not pool.has_room()
+    assert pool.make_room(other) == first.remove_paths()
+    pool.put(other, third)
+    assert pool.take(LIMITS) is second
+    assert pool.take(other) is third
+    assert pool.take(other) not in (first, second, third)
 
 
 def test_in_cgroup_v2_processes_live_in_leaves_only(tmp_path: Path) -> None:
