@@ -128,7 +128,7 @@ class Learner:
 
 def _in_order(batch: StepBatch, due: int) -> None:
     if batch.step != due:
-        raise TrainingError(f"{batch.kind} step {batch.step} came where step {due} was due")
+        raise TrainingError(f"{batch.kind} step {batch.step} came out of order: step {due} was due")
 
 
 def run(

@@ -75,7 +75,7 @@ class LearnerProcess:
 
     async def expect(self, kind: type[LearnerMessage]) -> LearnerMessage:
         """Next message of this kind, skipping others; fails on an error message."""
-        with anyio.fail_after(30):
+        with anyio.fail_after(60):
             while True:
                 message = await self.writer.receive()
                 if isinstance(message, kind):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from pathlib import Path
 
@@ -13,10 +14,10 @@ import torch
 from learner_process import LearnerProcess, learner_process
 from step_helpers import group
 
+from learner.errors import TrainingError
 from learner.flat import read_flat
-from learner.loop import build_model
+from learner.loop import build_model, run
 from learner.model import Decoder
-from learner.train import EXIT_FAILED
 from learner.watchdog import EXIT_ORPHANED
 from rollout.config.learner import LearnerConfig, ModelConfig, RlConfig, SftConfig
 from rollout.errors import LearnerFault
@@ -119,7 +120,7 @@ async def test_it_learns_from_demonstrations_and_rewards_and_resumes_where_it_st
         assert (await reinforce(learner, 3)).step == 3
 
 
-async def test_a_killed_learner_is_a_fault_in_the_engine_and_its_versions_are_not_reused(tmp_path: Path) -> None:
+async def test_a_killed_learner_is_a_fault_in_the_engine(tmp_path: Path) -> None:
     async with learner_process(CONFIG, tmp_path) as learner:
         await learner.expect(Published)
         learner.process.send_signal(signal.SIGKILL)
@@ -129,9 +130,6 @@ async def test_a_killed_learner_is_a_fault_in_the_engine_and_its_versions_are_no
         assert time.monotonic() - began < 2
         with pytest.raises(LearnerFault):
             await learner.writer.receive()
-    async with learner_process(CONFIG, tmp_path, resume=True) as learner:
-        assert (await learner.expect(Hello)).step == 0, "there was no checkpoint yet"
-        assert (await learner.expect(Published)).weight_version == 2
 
 
 async def test_it_dies_with_its_parent_even_while_it_computes(tmp_path: Path) -> None:
@@ -142,16 +140,22 @@ async def test_it_dies_with_its_parent_even_while_it_computes(tmp_path: Path) ->
         await learner.writer.write(frames[0])
         await anyio.to_thread.run_sync(wait_until_read, learner.writer)
         learner.orphan()
-        assert await learner.exit_code(1.0) == EXIT_ORPHANED
+        assert await learner.exit_code(2.0) == EXIT_ORPHANED
 
 
 async def test_a_step_out_of_order_ends_it_with_a_reason(tmp_path: Path) -> None:
-    async with learner_process(CONFIG, tmp_path) as learner:
-        await learner.expect(Published)
+    engine, learner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def train() -> None:
+        with pytest.raises(TrainingError, match="out of order"):
+            run(CONFIG, lane=learner, weights=None, run_dir=tmp_path)
+
+    async with LaneWriter(engine, slots=1, slot_bytes=1 << 16) as writer, anyio.create_task_group() as tasks:
+        tasks.start_soon(anyio.to_thread.run_sync, train)
+        assert isinstance(await writer.receive(), Hello)
+        assert isinstance(await writer.receive(), Published)
         made = group(0, [(GOOD, 2), (BAD, 2)], [1.0, 0.0], [0.5, -0.5])
-        await learner.writer.write(rl_frames([made], step=5)[0])
-        with anyio.fail_after(10):
-            message = await learner.writer.receive()
+        await writer.write(rl_frames([made], step=5)[0])
+        message = await writer.receive()
         assert isinstance(message, LearnerError)
-        assert "rl step 5 came where step 0 was due" in message.message
-        assert await learner.exit_code(10) == EXIT_FAILED
+        assert "rl step 5 came out of order: step 0 was due" in message.message

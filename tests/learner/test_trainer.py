@@ -15,6 +15,7 @@ from learner.checkpoint import Progress
 from learner.errors import CheckpointError, TrainingError
 from learner.flat import flat_nbytes, read_flat, write_flat
 from learner.model import Decoder, DecoderConfig
+from learner.publish import Publisher
 from learner.trainer import Trainer
 from rollout.config.learner import LearnerConfig, RlConfig, SftConfig
 from rollout.lane.errors import WeightsFault
@@ -175,6 +176,17 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     )
     with pytest.raises(CheckpointError, match="another model"):
         trainer().restore(other.progress, other.state())
+
+
+def test_a_version_is_never_reused_whatever_the_checkpoint_says(tmp_path: Path) -> None:
+    model = Decoder(SIZES, seed=1)
+    first = Publisher(None, model, tmp_path, newest_version=0, timeout_s=1)
+    for version in (1, 2, 3):
+        first.publish()
+        assert first.version == version
+    after_a_crash = Publisher(None, model, tmp_path, newest_version=1, timeout_s=1)
+    after_a_crash.publish()
+    assert after_a_crash.version == 4
 
 
 def test_flat_weights_round_trip_and_refuse_another_size() -> None:
