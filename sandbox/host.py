@@ -68,6 +68,8 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """How many uids from `uid_base` on; each engine on the host takes 16,384 of them."""
     max_sandboxes: int = 4096
     """Sandboxes alive at once; `acquire` waits for a free place."""
+    max_starting: int | None = None
+    """Jails built at once, so that a burst neither floods the machine nor stalls the loop; None: four per core."""
     memory_bytes: int | None = None
     """Cap for all sandboxes together; None: the machine's memory less 2 GiB (at least half of it)."""
     pids: int | None = None
@@ -83,6 +85,7 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ("uid_base", 1000, 2**31),
             ("uid_count", UIDS_PER_ENGINE, 2**31),
             ("max_sandboxes", 1, UIDS_PER_ENGINE),
+            ("max_starting", 1, 4096),
             ("memory_bytes", 64 * MIB, 1 << 50),
             ("pids", 16, 1 << 22),
             ("start_timeout_s", 0.1, 3600),
@@ -114,6 +117,7 @@ class SandboxHost:
         self._first_uid = config.uid_base + slot.number * UIDS_PER_ENGINE
         self._warden = Warden(self._on_died, self._on_warden_end)
         self._places = anyio.Semaphore(config.max_sandboxes)
+        self._building = anyio.Semaphore(config.max_starting or 4 * (os.cpu_count() or 1))
         self._live: dict[int, Sandbox] = {}
         self._free_idents: list[int] = []
         self._next_ident = 0
@@ -231,7 +235,8 @@ class SandboxHost:
             cgroups = self._sets.take(spec.limits)
             box: Sandbox | None = None
             try:
-                box = await self._create(ident, spec, cgroups)
+                async with self._building:
+                    box = await self._create(ident, spec, cgroups)
                 self._live[ident] = box
                 yield box
             finally:
