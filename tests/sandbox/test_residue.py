@@ -203,11 +203,13 @@ def test_the_commands_report_and_remove(own_state_dir: Path) -> None:
 
 
 def test_a_process_is_killed_by_identity_not_by_number() -> None:
-    child = subprocess.Popen(["sleep", "60"])
-    try:
+    words = ("sh", "-c", "echo ready; read line")
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
         info = inspect(child.pid)
         assert info is not None
-        assert info.words == ("sleep", "60")
+        assert info.words == words
         assert os.getpid() in [above.pid for above in ancestors(child.pid, snapshot())]
         impostor = ProcessInfo(info.pid, info.parent, info.started - 1, info.name, info.words)
         assert not kill(impostor)
@@ -215,6 +217,3 @@ def test_a_process_is_killed_by_identity_not_by_number() -> None:
         assert kill(info)
         assert child.wait(timeout=10) == -signal.SIGKILL
         assert not kill(info)
-    finally:
-        child.kill()
-        child.wait()
