@@ -12,6 +12,10 @@ A format of its own that imports nothing, since importing `json` doubles the sta
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` itself would be a slow import
+    from collections.abc import Callable
+
 MAX_DEPTH = 64
 MAX_REPR = 200
 MAX_ITEMS = 100_000
@@ -106,7 +110,11 @@ class Encoder:
         self._put(b"f" + int.to_bytes(len(data), 1, "big") + data)
 
     def _value(self, value: object, depth: int) -> None:
-        if depth > MAX_DEPTH:
+        if type(value) is str:  # the commonest kinds first, by exact type; `_scalar` does the same for subclasses
+            self._text(b"s", value.encode("utf-8", "surrogatepass"))
+        elif type(value) is int and -(1 << 63) <= value < 1 << 63:
+            self._put(b"i" + value.to_bytes(8, "big", signed=True))
+        elif depth > MAX_DEPTH:
             self._opaque(value)
         elif value is None:
             self._put(b"N")
@@ -118,9 +126,7 @@ class Encoder:
     def _scalar(self, value: object) -> bool:
         if isinstance(value, int):
             number = int.__add__(value, 0)
-            if -128 <= number < 128:
-                self._put(b"j" + int.to_bytes(number & 255, 1, "big"))
-            elif -(1 << 63) <= number < 1 << 63:
+            if -(1 << 63) <= number < 1 << 63:
                 self._put(b"i" + int.to_bytes(number, 8, "big", signed=True))
             else:
                 size = int.bit_length(number) // 8 + 1
@@ -153,6 +159,8 @@ class Encoder:
         return True
 
     def _container(self, value: object, depth: int) -> bool:
+        if isinstance(value, (list, tuple)) and self._small_ints(value):
+            return True
         if isinstance(value, list):
             self._items(b"l", list.__iter__(value), list.__len__(value), depth)
         elif isinstance(value, tuple):
@@ -178,6 +186,14 @@ class Encoder:
             self._iterator(value, depth)
         else:
             return False
+        return True
+
+    def _small_ints(self, value: object) -> bool:
+        """Packs a list or tuple of nothing but small ints, of which test data is full, one byte each."""
+        items = list(list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value))  # type: ignore[arg-type]
+        if set(map(type, items)) != {int} or min(items) < -128 or max(items) > 127:
+            return False
+        self._text(b"L" if isinstance(value, list) else b"U", bytes([item & 255 for item in items]))
         return True
 
     def _items(self, tag: bytes, items: object, count: int, depth: int) -> None:
@@ -220,11 +236,12 @@ def _bounded_text(value: object) -> str:
 
 
 class _Decoder:
-    __slots__ = ("data", "hashed", "position")
+    __slots__ = ("data", "hashed", "open_listed", "position")
 
-    def __init__(self, data: bytes, hashed: bool) -> None:
+    def __init__(self, data: bytes, hashed: bool, open_listed: Callable[[Listed], object] | None) -> None:
         self.data = data
         self.hashed = hashed
+        self.open_listed = open_listed
         self.position = 0
 
     def take(self, size: int) -> bytes:
@@ -246,8 +263,6 @@ class _Decoder:
         if depth > MAX_DEPTH + 1:
             raise CodecError(f"nested deeper than {MAX_DEPTH}")
         tag = self.take(1)
-        if tag == b"j":
-            return int.from_bytes(self.take(1), "big", signed=True)
         if tag == b"i":
             return int.from_bytes(self.take(8), "big", signed=True)
         if tag == b"s":
@@ -256,6 +271,10 @@ class _Decoder:
             return self.items(depth)
         if tag == b"t":
             return tuple(self.items(depth))
+        if tag == b"L":
+            return self.small_ints()
+        if tag == b"U":
+            return tuple(self.small_ints())
         if tag in _CONSTANTS:
             return _CONSTANTS[tag]
         if tag == b"f":
@@ -277,7 +296,8 @@ class _Decoder:
         if tag == b"r":
             return self.range()
         if tag in (b"G", b"g"):
-            return Listed(self.items(depth), tag == b"G")
+            listed = Listed(self.items(depth), tag == b"G")
+            return self.open_listed(listed) if self.open_listed else listed
         if tag == b"o":
             name, text = self.value(MAX_DEPTH), self.value(MAX_DEPTH)
             if isinstance(name, str) and isinstance(text, str):
@@ -301,6 +321,9 @@ class _Decoder:
             return self.take(self.length()).decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
             raise CodecError(f"a text that is no UTF-8 at byte {self.position}") from None
+
+    def small_ints(self) -> list[int]:
+        return memoryview(self.take(self.length())).cast("b").tolist()
 
     def items(self, depth: int) -> list[object]:
         return [self.value(depth + 1) for _ in range(self.length())]
@@ -338,13 +361,14 @@ def encode(value: object, max_bytes: int = 1 << 20, iterators: bool = False) -> 
     return Encoder(max_bytes, iterators).encode(value)
 
 
-def decode(data: bytes, hashed: bool = True) -> object:
+def decode(data: bytes, hashed: bool = True, open_listed: Callable[[Listed], object] | None = None) -> object:
     """The value of `data`, which may come from anyone; raises `CodecError` unless it is exactly one value.
 
     Args:
         hashed: make real sets and dicts; else `Unhashed`, and the time is linear in the size of `data`.
+        open_listed: makes of each `Listed`, at any depth, what is to stand for it.
     """
-    decoder = _Decoder(data, hashed)
+    decoder = _Decoder(data, hashed, open_listed)
     value = decoder.value(0)
     if decoder.position != len(data):
         raise CodecError(f"{len(data) - decoder.position} bytes too many")

@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Iterator
 
 from rollout.verify.guest.codec import CodecError, Listed, Opaque, decode, encode
 
@@ -38,10 +39,13 @@ class CandidateGone(BaseException):
 class Stream:
     """Frames of encoded values over a stream socket."""
 
-    def __init__(self, sock: socket.socket, max_bytes: int) -> None:
+    def __init__(
+        self, sock: socket.socket, max_bytes: int, open_listed: Callable[[Listed], object] | None = None
+    ) -> None:
         sock.setblocking(True)
         self._sock = sock
         self._max_bytes = max_bytes
+        self._open_listed = open_listed
 
     def _read(self, size: int) -> bytes:
         data = bytearray()
@@ -57,7 +61,7 @@ class Stream:
         size = int.from_bytes(self._read(_FRAME_HEADER), "big")
         if size > self._max_bytes:
             raise CodecError(f"a frame of {size} bytes")
-        frame = decode(self._read(size))
+        frame = decode(self._read(size), open_listed=self._open_listed)
         if not isinstance(frame, list):
             raise CodecError("a frame that is no list")
         return frame
@@ -76,7 +80,8 @@ class Proxies:
         self._mutates = mutates
         self._number = 0
         self.gone = ""
-        self.last_call = ""
+        self.last_call: list[object] = []
+        """Name, arguments, what it did, and the result of the last call; put into words only where a test fails."""
 
     def function(self, name: str) -> object:
         """A function that asks the candidate for `name`."""
@@ -92,7 +97,7 @@ class Proxies:
         if self.gone:
             raise CandidateGone(self.gone)
         self._number += 1
-        self.last_call = f"{name}({', '.join(map(_short, arguments))})"
+        self.last_call = [name, arguments]
         try:
             self._stream.send(["call", self._number, name, arguments, self._mutates])
             kind, number, *rest = self._stream.receive()
@@ -106,15 +111,26 @@ class Proxies:
             raise CandidateGone(self.gone) from None
         return self._result(rest[0], rest[1], arguments) if kind == "result" else self._error(rest[0], rest[1])
 
+    def told(self) -> str:
+        """The last call in words."""
+        if not self.last_call:
+            return ""
+        name, arguments, *rest = self.last_call
+        assert isinstance(arguments, list)
+        call = f"{name}({', '.join(map(_short, arguments))})"
+        if rest[:1] == ["returned"]:
+            return f"{call} returned {_short(rest[1])}"
+        return f"{call} raised {rest[1]}: {rest[2]}" if rest else call
+
     def _result(self, value: object, mutated: object, arguments: list[object]) -> object:
         if self._mutates and isinstance(mutated, list) and len(mutated) == len(arguments):
             for mine, theirs in zip(arguments, mutated, strict=True):
                 _assign(mine, theirs)
-        self.last_call += " returned " + _short(value)
-        return _opened(value)
+        self.last_call += ["returned", value]
+        return value
 
     def _error(self, type_name: object, text: object) -> object:
-        self.last_call += f" raised {type_name}: {text}"
+        self.last_call += ["raised", type_name, text]
         kind = getattr(builtins, str(type_name), None)
         if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _UNSAFE):
             raise kind(str(text))
@@ -134,45 +150,33 @@ def _assign(mine: object, theirs: object) -> None:
         mine.update(theirs)
 
 
-def _opened(value: object) -> object:
-    """Iterators of the candidate as iterators here, at any depth of lists, tuples and dicts."""
-    if isinstance(value, Listed):
-        return _iterate(value)
-    if isinstance(value, list):
-        return [_opened(item) for item in value]
-    if isinstance(value, tuple):
-        return tuple(_opened(item) for item in value)
-    if isinstance(value, dict):
-        return {key: _opened(item) for key, item in value.items()}
-    return value
-
-
-def _iterate(listed: Listed) -> object:
+def _iterate(listed: Listed) -> Iterator[object]:
+    """An iterator of the candidate as an iterator here."""
     for item in listed.items:
         if isinstance(item, Opaque) and not listed.complete and item is listed.items[-1]:
             raise CandidateError(item.text)
-        yield _opened(item)
+        yield item
     if not listed.complete:
         raise CandidateError("the iterator is too long")
 
 
 def _short(value: object) -> str:
     try:
-        text = repr(value) if not isinstance(value, Listed) else f"iterator of {value.items[:20]!r}"
+        text = repr(value)
     except ValueError:  # an int with too many digits to print
         text = f"<{type(value).__name__}>"
     return text if len(text) <= 200 else text[:199] + "…"
 
 
 def _test(snippet: str, namespace: dict[str, object], proxies: Proxies) -> tuple[bool, str]:
-    proxies.last_call = ""
+    proxies.last_call = []
     try:
         exec(compile(snippet, "<test>", "exec", dont_inherit=True), namespace)
     except CandidateGone as error:
         return False, str(error)
     except BaseException as error:  # noqa: BLE001 - an author's test ends by any exception: that is its verdict
         text = f"{type(error).__name__}: {str(error)[:500]}" if str(error) else type(error).__name__
-        return False, "\n".join(part for part in (snippet.strip()[:600], text, proxies.last_call) if part)[:_MAX_DETAIL]
+        return False, "\n".join(part for part in (snippet.strip()[:600], text, proxies.told()) if part)[:_MAX_DETAIL]
     return (False, proxies.gone) if proxies.gone else (True, "")
 
 
@@ -182,7 +186,7 @@ def _job(candidate: socket.socket, stream: Stream) -> None:
     assert isinstance(snippets, list)
     assert isinstance(entry_points, list)
     assert isinstance(max_bytes, int)
-    proxies = Proxies(Stream(candidate, max_bytes), bool(mutates))
+    proxies = Proxies(Stream(candidate, max_bytes, _iterate), bool(mutates))
     module = type(sys)("tests")
     sys.modules["tests"] = module
     namespace = module.__dict__

@@ -40,7 +40,7 @@ def text(value):
     return b"s" + len(value).to_bytes(4, "big") + value.encode()
 def message(*parts):
     return b"l" + len(parts).to_bytes(4, "big") + b"".join(parts)
-NUMBER = lambda n: b"j" + bytes([n])
+NUMBER = lambda n: b"i" + n.to_bytes(8, "big")
 """
 LIAR = """
 class Liar:
