@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from learner.model import Decoder, DecoderConfig
@@ -101,6 +100,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise ConfigError("model", str(folder), "give a folder with *.safetensors files (pickled weights are not read)")
+    from safetensors import safe_open  # an extra that built-in decoders do without
+
     tensors: dict[str, Tensor] = {}
     for file in files:
         with safe_open(file, framework="pt") as opened:

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
+from learner.hf import load_decoder
 from learner.model import Decoder, DecoderConfig
 from learner.serve.engine import InferenceEngine
 from rollout.errors import ConfigError
@@ -34,8 +35,6 @@ def load_engine(
     """
     parameter_dtype = getattr(torch, dtype)
     if model is not None:
-        from learner.hf import load_decoder  # needs safetensors, which built-in decoders do without
-
         decoder = load_decoder(model, max_len=max_len or DEFAULT_MAX_LEN, dtype=parameter_dtype)
     else:
         assert builtin is not None

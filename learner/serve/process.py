@@ -1,8 +1,8 @@
-"""The policy server as a process: `python -m learner.serve`.
+"""The policy server's life: load, listen, announce, serve, end.
 
-Owns start-up and the ways to end. Invariants: one JSON line `{"ready": true, …}` on stdout, printed when
-requests are served; EOF on `--parent-fd` ends the process at once, whatever it is doing; a crash
-of the inference thread ends it with status 1 and the traceback on stderr.
+Invariants: one JSON line `{"ready": true, …}` on stdout, printed when requests are served; SIGTERM answers
+what is in flight (`abort`) and ends with status 0; a crash of the inference thread ends the process
+with status 1 and the traceback on stderr. The socket file is gone after every end but a sudden one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import signal
 import socket
 import stat
 import sys
-import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,12 +32,9 @@ from rollout.lane.weights import WeightSubscriber
 SHUTDOWN_S = 2.0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Parses the command line, loads the model, serves until told to end; returns the exit status."""
-    arguments = parse_arguments(argv)
+def run(arguments: argparse.Namespace) -> int:
+    """Loads the model and serves until told to end; returns the exit status (2: a value cannot be used)."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(name)s %(levelname)s %(message)s")
-    if arguments.parent_fd is not None:
-        watch_parent(arguments.parent_fd, arguments.socket)
     torch.set_num_threads(arguments.threads)
     try:
         engine = load_engine(
@@ -54,50 +50,6 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(arguments, engine))
-
-
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m learner.serve", description=__doc__.splitlines()[0])
-    address = parser.add_mutually_exclusive_group(required=True)
-    address.add_argument("--socket", type=Path, help="serve on this Unix socket (mode 600)")
-    address.add_argument("--port", type=int, help="serve on this TCP port; 0 picks a free one")
-    parser.add_argument("--host", default="127.0.0.1", help="address for --port (default: loopback)")
-    model = parser.add_mutually_exclusive_group(required=True)
-    model.add_argument("--model", type=Path, help="Hugging Face folder (Llama or Qwen2)")
-    model.add_argument("--builtin", type=Path, help="JSON with the sizes and the seed of a built-in decoder")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights and cache")
-    parser.add_argument(
-        "--max-batch", type=int, help="sequences decoded together (default 256, less if memory is small)"
-    )
-    parser.add_argument("--max-len", type=int, help="tokens per sequence (default: the model's limit, at most 2048)")
-    parser.add_argument("--max-waiting", type=int, default=4096, help="requests that may wait for a row (then 429)")
-    parser.add_argument("--threads", type=int, default=1, help="threads of the arithmetic")
-    parser.add_argument("--seed", type=int, default=0, help="for requests that bring no seed of their own")
-    parser.add_argument("--weights-fd", type=int, help="inherited SEQPACKET socket on which weights are published")
-    parser.add_argument("--parent-fd", type=int, help="inherited descriptor; its EOF ends this process")
-    arguments = parser.parse_args(argv)
-    for name, least in (("threads", 1), ("max_waiting", 0), ("max_batch", 1)):
-        value = getattr(arguments, name)
-        if value is not None and value < least:
-            parser.error(f"--{name.replace('_', '-')} {value}: must be at least {least}")
-    return arguments
-
-
-def watch_parent(parent_fd: int, socket_path: Path | None) -> None:
-    """Ends the process, from a thread of its own, as soon as nobody holds the other end of `parent_fd`."""
-
-    os.set_blocking(parent_fd, True)
-
-    def wait() -> None:
-        with suppress(OSError):  # ECONNRESET: the parent is gone as well
-            while os.read(parent_fd, 1024):
-                pass
-        if socket_path is not None:
-            socket_path.unlink(missing_ok=True)
-        os._exit(0)
-
-    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 async def serve(arguments: argparse.Namespace, engine: InferenceEngine) -> int:
@@ -136,15 +88,15 @@ async def serve(arguments: argparse.Namespace, engine: InferenceEngine) -> int:
     return 0 if crash is None else 1
 
 
-async def listen(runner: web.AppRunner, arguments: argparse.Namespace) -> str:
-    """Opens the listening socket; returns its address as `unix:PATH` or `http://HOST:PORT`."""
+async def listen(runner: web.AppRunner, arguments: argparse.Namespace) -> dict[str, object]:
+    """Opens the listening socket; returns its `address` (`unix:PATH` or `http://HOST:PORT`) and TCP `port`."""
     if arguments.socket is None:
         site = web.TCPSite(runner, arguments.host, arguments.port, backlog=1024)
         await site.start()
         host, port = runner.addresses[0][:2]
-        return f"http://{host}:{port}"
+        return {"address": f"http://{host}:{port}", "port": port}
     await web.SockSite(runner, bind_unix(arguments.socket), backlog=1024).start()
-    return f"unix:{arguments.socket}"
+    return {"address": f"unix:{arguments.socket}", "port": None}
 
 
 def bind_unix(path: Path) -> socket.socket:
@@ -158,11 +110,11 @@ def bind_unix(path: Path) -> socket.socket:
     return bound
 
 
-def describe(address: str, engine: InferenceEngine, arguments: argparse.Namespace) -> dict[str, object]:
+def describe(address: dict[str, object], engine: InferenceEngine, arguments: argparse.Namespace) -> dict[str, object]:
     """The ready line."""
     return {
         "ready": True,
-        "address": address,
+        **address,
         "model": str(arguments.model or arguments.builtin),
         "dtype": arguments.dtype,
         "vocab_size": engine.model.config.vocab_size,
