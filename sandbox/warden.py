@@ -34,6 +34,19 @@ class _Answer:
         self.event.set()
 
 
+def _spawn(native: Path, end_fd: int, lock_fd: int) -> subprocess.Popen[bytes]:
+    """One short vfork per engine; the warden makes a session of its own, out of the terminal's reach."""
+    return subprocess.Popen(
+        [str(native), "warden", str(end_fd), str(lock_fd)],
+        pass_fds=(end_fd, lock_fd),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={},
+    )
+
+
 class Warden:
     """Client of one warden process. Make it with `open`, end it with `aclose`.
 
@@ -64,18 +77,11 @@ class Warden:
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [str(native), "warden", str(theirs.fileno()), str(lock_fd)]
-            self._process = await anyio.to_thread.run_sync(
-                lambda: subprocess.Popen(  # one short vfork per engine
-                    command,
-                    pass_fds=(theirs.fileno(), lock_fd),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    cwd="/",
-                    env={},
-                )
-            )
+            try:
+                self._process = await anyio.to_thread.run_sync(_spawn, native, theirs.fileno(), lock_fd)
+            except OSError as error:
+                ours.close()
+                raise StartError(f"the warden cannot be executed: {error.strerror}") from error
         self._link = FrameLink(ours, self._on_frame, self._on_link_end)
         with anyio.move_on_after(_HELLO_TIMEOUT_S):
             await self._hello.event.wait()
