@@ -242,7 +242,8 @@ def _print_report(
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(title=escape(f"{arguments.tasks}: {arguments.solutions}"), title_justify="left")
+    console.print(escape(f"{arguments.tasks}, {arguments.solutions}:"), soft_wrap=True)
+    table = Table()
     for heading in ("", "passed", "of"):
         table.add_column(heading, justify="left" if not heading else "right")
     for layer in ("visible", "hidden"):
@@ -255,7 +256,7 @@ def _print_report(
     console.print(f"{counts['tasks']} tasks, {counts['submissions']} submissions in {wall_s:.1f} s")
     _print_rows(console.print, arguments.solutions, rows)
     for line in loaded.skipped:
-        console.print(escape(f"skipped {line}"))
+        console.print(escape(f"skipped {line}"), soft_wrap=True)
 
 
 def _print_rows(show: Callable[..., None], source: str, rows: list[dict[str, Any]]) -> None:
