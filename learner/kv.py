@@ -4,12 +4,15 @@ Memory is bounded by `num_rows` × `max_len`, reserved once; pages that no seque
 stay untouched. Live rows are kept compact (0 … n-1) by the caller, so that attention reads one
 strided view of exactly the live rows and the live length, without gathering.
 
-Invariant: entries of a row at positions below its length are those of its sequence; whatever
-lies above is never read.
+Invariants: entries of a row at positions below its length are those of its sequence; whatever lies
+above has no weight in attention, but is finite, since zero times infinity would spoil a sum.
 """
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,8 +24,8 @@ class KVCache:
         self, *, layers: int, num_rows: int, kv_heads: int, max_len: int, head_dim: int, dtype: torch.dtype
     ) -> None:
         shape = (layers, num_rows, kv_heads, max_len, head_dim)
-        self.keys = torch.zeros(shape, dtype=dtype)
-        self.values = torch.zeros(shape, dtype=dtype)
+        self.keys = _untouched_zeros(shape, dtype)
+        self.values = _untouched_zeros(shape, dtype)
         self.num_rows = num_rows
         self.max_len = max_len
         self._rows = torch.arange(num_rows)
@@ -54,3 +57,14 @@ class KVCache:
         """Copies the first `length` positions of one row over another's."""
         self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
         self.values[:, target, :, :length] = self.values[:, source, :, :length]
+
+    def clear(self, row: int) -> None:
+        """Sets a row back to zeros; needed where what it holds is not finite."""
+        self.keys[:, row] = 0
+        self.values[:, row] = 0
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros whose pages take no memory until they are written, unlike those of `torch.zeros`."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)).view(dtype).view(shape)

@@ -210,6 +210,8 @@ class InferenceEngine:
             if reason is not None:
                 self._finish(generation, reason)
                 done.append(row)
+                if reason == "error":
+                    self.cache.clear(row)  # or it would spoil the next sequence here, under good weights too
         finished = [self._running[row] for row in done]
         self._release(done)
         return finished

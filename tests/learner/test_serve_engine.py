@@ -180,8 +180,16 @@ def test_requests_without_a_seed_depend_on_the_seed_of_the_server(decoder: Decod
     assert tokens(1) != tokens(2)
 
 
-def test_weights_that_are_not_finite_end_the_request_with_an_error(decoder: Decoder) -> None:
+def test_weights_that_are_not_finite_end_the_request_and_spoil_no_later_one(decoder: Decoder) -> None:
+    engine = make_engine(decoder, max_batch=2)
     with torch.no_grad():
-        decoder.norm.weight.fill_(float("nan"))
-    (request,) = run(make_engine(decoder), [Generation(request_id="", prompt=[9], max_tokens=4)])
-    assert (request.finish_reason, request.token_ids) == ("error", [])
+        decoder.embedding.weight.fill_(float("nan"))
+    prompt = list(range(2, 30))
+    spoilt = [Generation(request_id="", prompt=prompt[index:], max_tokens=4) for index in range(2)]
+    for request in run(engine, spoilt):
+        assert (request.finish_reason, request.token_ids) == ("error", [])
+    decoder.init(5)
+    engine.weights_changed(1)
+    # Side by side, attention runs over the short row up to the length of the long one.
+    for request in run(engine, [Generation(request_id="", prompt=tokens, max_tokens=4) for tokens in ([9], prompt)]):
+        assert (request.finish_reason, len(request.token_ids)) == ("length", 4)
