@@ -25,7 +25,9 @@ _EMPTY_WAIT_S = 5.0
 
 
 def default_state_dir() -> Path:
-    """`/var/lib/rollout` for root, else `rollout` in the user's state directory."""
+    """`$ROLLOUT_STATE_DIR`; else `/var/lib/rollout` for root, and `rollout` in another user's state directory."""
+    if named := os.environ.get("ROLLOUT_STATE_DIR"):
+        return Path(named)
     if os.geteuid() == 0:
         return Path("/var/lib/rollout")
     base = os.environ.get("XDG_STATE_HOME")

@@ -45,12 +45,14 @@ def run(arguments: argparse.Namespace) -> int:
     import msgspec
 
     from rollout.cli.assembly import read_setup
+    from rollout.cli.toolchain import ensure_toolchain
     from rollout.engine.evaluate import format_report
     from rollout.errors import ConfigError
 
     if arguments.samples < 1:
         raise ConfigError("--samples", arguments.samples, "must be at least 1")
     setup = read_setup(arguments, group_size=arguments.samples, temperature=arguments.temperature)
+    ensure_toolchain(None)
     report = anyio.run(_evaluate, arguments, setup, backend_options={"use_uvloop": True})
     if arguments.json:
         print(msgspec.json.encode(report).decode())

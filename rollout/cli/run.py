@@ -46,9 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
     import anyio
 
     from rollout.cli.assembly import read_setup
+    from rollout.cli.toolchain import ensure_toolchain
 
     run_dir = arguments.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     setup = read_setup(arguments, group_size=arguments.group_size, temperature=arguments.temperature)
+    ensure_toolchain(None)
     summary = anyio.run(_run, setup, run_dir, backend_options={"use_uvloop": True})
     if arguments.json:
         print(json.dumps(summary))

@@ -38,11 +38,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns 0 when the run is complete."""
+    from rollout.cli.toolchain import ensure_toolchain
     from rollout.train.progress import make_progress
     from rollout.train.report import print_report
     from rollout.train.run import train
 
     config, run_dir = _prepare(arguments)
+    ensure_toolchain(Path(config.sandbox.state_dir) if config.sandbox.state_dir else None)
     progress = make_progress(arguments.quiet)
     progress.say(f"run directory: {run_dir}")
     resume = arguments.resume is not None

@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Grades, reports, and returns the exit status."""
     import anyio
 
+    from rollout.cli.toolchain import ensure_toolchain
     from rollout.tasks.load import load_with_report
 
     for flag in ("limit", "jobs"):
@@ -81,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_with_report(arguments.tasks, skip_unsupported=arguments.skip_unsupported)
     tasks = [_with_timeout(task, arguments.timeout) for task in loaded.tasks[: arguments.limit]]
     submissions = list(_submissions(tasks, arguments.solutions))
+    ensure_toolchain(arguments.state_dir)
     jobs = arguments.jobs or 2 * (os.cpu_count() or 1)
     started_s = time.monotonic()
     try:

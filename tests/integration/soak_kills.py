@@ -61,8 +61,9 @@ def main() -> int:
         ends = [one.seq_start + len(one.group.trajectories) for one in deliveries]
         exactly_once = starts == [0, *ends[:-1]]
         failures += not exactly_once
+        rates = [report[when]["pass_at_1"] for when in ("before", "after")]
         print(
-            f"{arguments.kills} kills; pass@1 {report['before']['pass_at_1']:.3f} -> {report['after']['pass_at_1']:.3f}; "
+            f"{arguments.kills} kills; pass@1 {rates[0]:.3f} -> {rates[1]:.3f}; "
             f"{len(deliveries)} groups delivered, each exactly once: {exactly_once}; failures: {failures}"
         )
     return 1 if failures else 0

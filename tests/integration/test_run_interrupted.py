@@ -9,19 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from rollout.cli.main import INTERRUPTED, main
 from rollout.journal.reader import read_records
 from rollout.journal.records import GroupRecord, RunHeader
-from sandbox.images.python import build_python_image
-from sandbox.state import default_state_dir
-
-
-@pytest.fixture(scope="module", autouse=True)
-def image() -> None:
-    if not (default_state_dir() / "images" / "python").exists():
-        build_python_image(default_state_dir())
 
 
 @contextmanager

@@ -13,8 +13,6 @@ from rollout.journal.records import GroupRecord
 from rollout.rendering.bytes import BytesRenderer
 from rollout.tasks.load import load_tasks
 from rollout.types import Reward, StopReason
-from sandbox.images.python import build_python_image
-from sandbox.state import default_state_dir
 
 PROGRAMS = (
     "bucketsort",
@@ -29,12 +27,6 @@ PROGRAMS = (
     "sieve",
 )
 """Ten programs whose bug the visible tests show."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def image() -> None:
-    if not (default_state_dir() / "images" / "python").exists():
-        build_python_image(default_state_dir())
 
 
 def test_ten_buggy_programs_are_corrected_in_the_second_turn(

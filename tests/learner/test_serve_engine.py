@@ -191,5 +191,8 @@ def test_weights_that_are_not_finite_end_the_request_and_spoil_no_later_one(deco
     decoder.init(5)
     engine.weights_changed(1)
     # Side by side, attention runs over the short row up to the length of the long one.
-    for request in run(engine, [Generation(request_id="", prompt=tokens, max_tokens=4) for tokens in ([9], prompt)]):
-        assert (request.finish_reason, len(request.token_ids)) == ("length", 4)
+    long, short = (Generation(request_id="", prompt=tokens, max_tokens=6) for tokens in (prompt, [9]))
+    engine.submit(long)
+    engine.step()
+    run(engine, [short])
+    assert [len(request.token_ids) for request in (long, short)] == [6, 6]

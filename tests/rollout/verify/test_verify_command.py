@@ -14,7 +14,6 @@ import pytest
 from rollout.cli import verify
 from rollout.errors import ConfigError
 from rollout.tasks.load import load_tasks, write_tasks
-from sandbox.errors import ConfigError as SandboxConfigError
 
 
 def run(*words: str) -> int:
@@ -23,8 +22,8 @@ def run(*words: str) -> int:
     return verify.run(parser.parse_args(["verify", *words]))
 
 
-def test_the_report_counts_and_has_a_row_for_each_submission(verify_state_dir: Path, capsys: Any) -> None:
-    state = ("--state-dir", str(verify_state_dir))
+def test_the_report_counts_and_has_a_row_for_each_submission(state_dir: Path, capsys: Any) -> None:
+    state = ("--state-dir", str(state_dir))
     assert run("demo:heldout:6", *state, "--json", "--limit", "5", "--jobs", "3") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["counts"]["passed"] == report["counts"]["submissions"] == 5
@@ -40,7 +39,7 @@ def test_the_report_counts_and_has_a_row_for_each_submission(verify_state_dir: P
 
 
 def test_solutions_come_from_a_file_and_completions_continue_the_prompt(
-    verify_state_dir: Path, tmp_path: Path, capsys: Any
+    state_dir: Path, tmp_path: Path, capsys: Any
 ) -> None:
     row = {
         "task_id": "HumanEval/x",
@@ -58,14 +57,14 @@ def test_solutions_come_from_a_file_and_completions_continue_the_prompt(
         {"task_id": "another", "code": ""},
     ]
     solutions.write_text("\n".join(map(json.dumps, answers)))
-    arguments = ("--solutions", str(solutions), "--state-dir", str(verify_state_dir), "--json")
+    arguments = ("--solutions", str(solutions), "--state-dir", str(state_dir), "--json")
     assert run(f"humaneval:{tasks}", *arguments) == 0
     captured = capsys.readouterr()
     assert [row["reward"] for row in json.loads(captured.out)["rows"]] == [1.0, 1.0, 0.0]
     assert "note: 1 rows" in captured.err
 
 
-def test_a_verdict_that_could_not_be_reached_is_status_1(verify_state_dir: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_verdict_that_could_not_be_reached_is_status_1(state_dir: Path, tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "broken.jsonl"
     row = {
         "id": "broken/tests",
@@ -75,7 +74,7 @@ def test_a_verdict_that_could_not_be_reached_is_status_1(verify_state_dir: Path,
         "hidden_tests": {"type": "code", "setup": "import nowhere", "snippets": ["f()"]},
     }
     path.write_text(json.dumps(row))
-    assert run(str(path), "--state-dir", str(verify_state_dir)) == 1
+    assert run(str(path), "--state-dir", str(state_dir)) == 1
     assert "No module named 'nowhere'" in capsys.readouterr().out
 
 
@@ -96,9 +95,11 @@ def test_mistakes_are_named_before_anything_starts(tmp_path: Path) -> None:
             run(*words)
 
 
-def test_an_image_that_is_missing_is_one_clear_mistake(request: pytest.FixtureRequest) -> None:
+def test_the_first_command_on_a_host_builds_the_toolchain_image(
+    request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
     state_dir = Path(tempfile.mkdtemp(prefix="rollout-no-image-"))
     request.addfinalizer(lambda: shutil.rmtree(state_dir))
     state_dir.chmod(0o755)
-    with pytest.raises(SandboxConfigError, match="image = 'python': has not been built"):
-        run("demo:train:2", "--state-dir", str(state_dir))
+    assert run("demo:train:2", "--state-dir", str(state_dir)) == 0
+    assert "image python: copying Python" in capsys.readouterr().err
