@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,3 +40,12 @@ def state_dir() -> Iterator[Path]:
     build_python_image(path)
     yield path
     shutil.rmtree(path)
+
+
+def pytest_configure() -> None:
+    """Processes that tests start can be interrupted, even where the tests run in a shell's background.
+
+    Such a shell starts us with SIGINT ignored, which children would inherit; a handler they do not.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -28,22 +28,18 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Look and print."""
+    import msgspec
+
+    from rollout.cli.output import print_json
     from sandbox.census import take_census
     from sandbox.state import default_state_dir
 
     census = take_census(arguments.state_dir or default_state_dir())
     if arguments.json:
-        print(to_json(census))
+        print_json({**msgspec.to_builtins(census), "total": census.total})
     else:
         print_census(census)
     return 0 if census.total == 0 else 1
-
-
-def to_json(census: Census) -> str:
-    """One object with the entries of each kind and their total."""
-    import msgspec
-
-    return msgspec.json.encode({**msgspec.to_builtins(census), "total": census.total}).decode()
 
 
 def print_census(census: Census) -> None:

@@ -30,9 +30,9 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Examine the host and print the report."""
     import anyio
-    import msgspec
     from rich.console import Console
 
+    from rollout.cli.output import print_json
     from sandbox.doctor import examine
 
     async def look() -> Report:
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     report = anyio.run(look, backend="asyncio", backend_options={"use_uvloop": True})
     if arguments.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
         render(report, Console())
     return 0 if report.isolates else 1

@@ -42,9 +42,9 @@ def add_parser(subparsers: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates, reports, and returns the exit status."""
     import anyio
-    import msgspec
 
     from rollout.cli.assembly import read_setup
+    from rollout.cli.output import print_json
     from rollout.cli.toolchain import ensure_toolchain
     from rollout.engine.evaluate import format_report
     from rollout.errors import ConfigError
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     ensure_toolchain(None)
     report = anyio.run(_evaluate, arguments, setup, backend_options={"use_uvloop": True})
     if arguments.json:
-        print(msgspec.json.encode(report).decode())
+        print_json(report)
     else:
         print(format_report(report))
     return 1 if report.num_invalid else 0

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import base64
-import json
 import os
 import re
-import select
 import signal
 import sys
 import threading
@@ -93,11 +91,11 @@ def run(arguments: argparse.Namespace) -> int:
     has_stdin = not arguments.json and sys.stdin is not None and not sys.stdin.isatty()
     outcome = _run_in_sandbox(arguments.state_dir, spec, command, files, has_stdin)
     if arguments.json:
-        print(json.dumps(outcome_object(outcome, spec)))
+        print_json(outcome_object(outcome, spec))
         return 0
     try:
-        _write(sys.stdout.fileno(), outcome.stdout)
-        _write(sys.stderr.fileno(), outcome.stderr)
+        write_descriptor(sys.stdout.fileno(), outcome.stdout)
+        write_descriptor(sys.stderr.fileno(), outcome.stderr)
     except BrokenPipeError:
         raise  # the reader went away; the command line as a whole deals with that
     except OSError as error:
@@ -269,7 +267,7 @@ def _stdin_pipe() -> int:
 def _pump(source: int, target: int) -> None:
     try:
         while data := os.read(source, _PUMP_BYTES):
-            _write(target, data)
+            write_descriptor(target, data)
     except OSError:
         return  # the command does not read any more, or our input is not readable
     finally:
@@ -285,12 +283,3 @@ def _signal_name(number: int | None) -> str:
         return signal.Signals(number or 0).name
     except ValueError:
         return "real-time"
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        try:
-            view = view[os.write(descriptor, view) :]
-        except BlockingIOError:  # somebody left our end of a pipe non-blocking
-            select.select([], [descriptor], [])

@@ -26,12 +26,13 @@ def run(arguments: argparse.Namespace) -> int:
     import msgspec
 
     from rollout.cli.census import print_census
+    from rollout.cli.output import print_json
     from sandbox.gc import collect
     from sandbox.state import default_state_dir
 
     collection = collect(arguments.state_dir or default_state_dir())
     if arguments.json:
-        print(msgspec.json.encode({**msgspec.to_builtins(collection), "total_left": collection.left.total}).decode())
+        print_json({**msgspec.to_builtins(collection), "total_left": collection.left.total})
         return 0 if collection.left.total == 0 else 1
     for entry in collection.removed:
         print(f"removed {entry}")

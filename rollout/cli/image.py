@@ -6,7 +6,6 @@ Owns: nothing beyond its flags. Invariant: a build that exists already costs a f
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ def _build(state_dir: Path, arguments: argparse.Namespace) -> int:
         path = build_python_image(state_dir, arguments.prefix, progress)
     wall_s = time.monotonic() - started
     if arguments.json:
-        print(json.dumps({"image": "python", "path": str(path), "built": bool(phases), "wall_s": round(wall_s, 3)}))
+        print_json({"image": "python", "path": str(path), "built": bool(phases), "wall_s": round(wall_s, 3)})
     else:
         what = f"built in {wall_s:.1f} s" if phases else "up to date"
         print(f"python: {what} ({path})")
@@ -76,7 +75,7 @@ def _list(state_dir: Path, arguments: argparse.Namespace) -> int:
         except ConfigError as error:
             rows.append({"image": name, "ready": False, "path": "", "remedy": error.remedy})
     if arguments.json:
-        print(json.dumps({"state_dir": str(state_dir), "images": rows}))
+        print_json({"state_dir": str(state_dir), "images": rows})
         return 0
     for row in rows:
         print(f"{row['image']:8} {'ready' if row['ready'] else 'missing: ' + str(row['remedy'])}")

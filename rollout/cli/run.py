@@ -7,7 +7,6 @@ the journal.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -46,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     import anyio
 
     from rollout.cli.assembly import read_setup
+    from rollout.cli.output import print_json
     from rollout.cli.toolchain import ensure_toolchain
 
     run_dir = arguments.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
@@ -53,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     ensure_toolchain(None)
     summary = anyio.run(_run, setup, run_dir, backend_options={"use_uvloop": True})
     if arguments.json:
-        print(json.dumps(summary))
+        print_json(summary)
     else:
         print(
             f"{summary['groups']} groups of {arguments.group_size} ({summary['dropped']} dropped), "

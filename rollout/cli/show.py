@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,13 +33,14 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints, and returns the exit status."""
+    from rollout.cli.output import print_json
     from rollout.errors import ConfigError
     from rollout.journal.reader import segments
 
     if not segments(arguments.run_dir):
         raise ConfigError("RUN_DIR", str(arguments.run_dir), "holds no journal")
     if arguments.json:
-        print(json.dumps(_as_json(arguments)))
+        print_json(_as_json(arguments))
         return 0
     for line in _group_lines(arguments) if arguments.group is not None else _overview_lines(arguments):
         print(line)

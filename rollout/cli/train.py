@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import msgspec
 from rich.console import Console
 
 from rollout.errors import ConfigError, Fault
@@ -38,6 +37,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns 0 when the run is complete."""
+    from rollout.cli.output import print_json
     from rollout.cli.toolchain import ensure_toolchain
     from rollout.train.progress import make_progress
     from rollout.train.report import print_report
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         progress.close()
     if arguments.json:
-        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
+        print_json(report)
     else:
         print_report(report, Console())
     return 0

@@ -7,7 +7,6 @@ the order of the task set; what could not be judged is counted as invalid and ne
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -72,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Grades, reports, and returns the exit status."""
     import anyio
 
+    from rollout.cli.output import print_json
     from rollout.cli.toolchain import ensure_toolchain
     from rollout.tasks.load import load_with_report
 
@@ -94,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     counts = _counts(rows)
     if arguments.json:
         report = {"tasks": arguments.tasks, "solutions": arguments.solutions, "wall_s": round(wall_s, 3), "jobs": jobs}
-        print(json.dumps({**report, "counts": counts, "skipped": loaded.skipped, "rows": rows}))
+        print_json({**report, "counts": counts, "skipped": loaded.skipped, "rows": rows})
     else:
         _print_report(arguments, loaded, rows, counts, wall_s)
     return 1 if counts["invalid"] else 0
