@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rollout.cli.output import print_json, write_descriptor
 from sandbox.errors import ConfigError
 from sandbox.quantities import format_size, parse_count, parse_duration, parse_number, parse_size
 from sandbox.types import GIB, KIB, MIB, Command, Limits, Outcome, Reason, SandboxSpec

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rollout.cli.output import print_json
+
 
 def add_parser(subparsers: Any) -> None:
     """Declare `image build` and `image list`."""
