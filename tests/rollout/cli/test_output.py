@@ -14,6 +14,7 @@ from rollout.cli.output import print_json
 signal.signal(signal.SIGALRM, lambda *_: None)
 signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
 print_json({"stdout": "\\0" * 2_000_000})
+signal.setitimer(signal.ITIMER_REAL, 0.0)
 """
 
 
