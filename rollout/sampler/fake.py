@@ -20,7 +20,7 @@ from aiohttp import web
 Respond = Callable[[dict[str, Any]], list[int]]
 """Request body to the token ids of the action, stop token included."""
 Fault = Callable[[int], str | None]
-"""Number of the request, from 0, to a fault: `500`, `400`, `reset`, `hang`, `garbage`, `short_logprobs`,
+"""Number of the request, from 0, to a fault: `500`, `400`, `429`, `reset`, `hang`, `garbage`, `short_logprobs`,
 `positive`, `bad_id`, `gap`, `abort`, `no_versions`, `empty`; None for none."""
 
 
@@ -68,6 +68,8 @@ class FakeServer:
         if self._config.mean_latency_s:
             rng = random.Random(f"{self._config.seed} {body['sampling_params'].get('seed')} {len(body['token_ids'])}")
             await anyio.sleep(self._config.mean_latency_s * rng.lognormvariate(-0.125, 0.5))
+        if fault == "429":
+            return web.Response(status=429, text="the queue is full", headers={"Retry-After": "0"})
         if fault in ("500", "400"):
             return web.Response(status=int(fault), text="injected failure")
         if fault == "garbage":

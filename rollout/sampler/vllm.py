@@ -25,6 +25,10 @@ from rollout.types import VersionSpan
 
 _TOKEN_PREFIX = "token_id:"
 _ERROR_CHARS = 300
+TOO_MANY_REQUESTS = 429
+DEFAULT_BUSY_S = 1.0
+"""Before a request that met a full queue is sent again, where the server names no time."""
+MIN_BUSY_S, MAX_BUSY_S = 0.05, 30.0
 
 
 class _Logprob(msgspec.Struct):
@@ -64,6 +68,15 @@ _DECODE_RESPONSE = msgspec.json.Decoder(_Response)
 
 class _Retryable(Exception):
     """The server may answer the same request well in a moment (a reset, a 5xx)."""
+
+
+class _Busy(_Retryable):
+    """The server's queue is full; `retry_after` is its header's text, in seconds."""
+
+    def __init__(self, message: str, retry_after: str | None) -> None:
+        super().__init__(message)
+        asked_s = float(retry_after) if retry_after and retry_after.isdigit() else DEFAULT_BUSY_S
+        self.retry_after_s = min(max(asked_s, MIN_BUSY_S), MAX_BUSY_S)
 
 
 class VllmSampler:
@@ -163,15 +176,21 @@ class VllmSampler:
         doing = f"{method} {path} at {self.config.server}"
         problem: _Retryable | None = None
         with anyio.move_on_after(timeout_s):
-            for attempt in range(self.config.max_retries + 1):
-                if attempt:
-                    self.num_retries += 1
-                    await anyio.sleep(self._rng.uniform(0.5, 1.0) * self.config.backoff_s * 2**attempt)
+            num_failures = 0
+            while True:
                 try:
                     return await self._once(method, path, body)
+                except _Busy as error:
+                    # A full queue is no failure: the request waits its turn, within its own deadline.
+                    problem, wait_s = error, error.retry_after_s
                 except _Retryable as error:
                     problem = error
-            raise SamplerFault(f"{doing}: {problem} ({self.config.max_retries + 1} tries)") from problem
+                    num_failures += 1
+                    wait_s = self.config.backoff_s * 2**num_failures
+                    if num_failures > self.config.max_retries:
+                        raise SamplerFault(f"{doing}: {problem} ({num_failures} tries)") from problem
+                self.num_retries += 1
+                await anyio.sleep(self._rng.uniform(0.5, 1.0) * wait_s)
         suffix = f"; last: {problem}" if problem else ""
         raise SamplerFault(f"{doing}: no answer within {timeout_s:g} s{suffix}")
 
@@ -184,6 +203,8 @@ class VllmSampler:
                 raw = await response.read()
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise _Retryable(f"{type(error).__name__}: {error}") from error
+        if response.status == TOO_MANY_REQUESTS:
+            raise _Busy(f"HTTP {response.status}: {_excerpt(raw)}", response.headers.get("Retry-After"))
         if response.status >= 500:
             raise _Retryable(f"HTTP {response.status}: {_excerpt(raw)}")
         if response.status != 200:

@@ -82,6 +82,20 @@ async def test_a_passing_failure_is_retried(socket: Path, fault: str) -> None:
             assert sampler.num_retries == 2
 
 
+async def test_a_full_queue_is_waited_for_however_often_it_is_met(socket: Path) -> None:
+    async with serve_fake(socket, respond, fault=lambda number: "429" if number < 10 else None):
+        async with VllmSampler(config(socket, max_retries=0)) as sampler:
+            assert (await sampler.sample(request())).token_ids[-1] == 257
+            assert sampler.num_retries == 10
+
+
+async def test_a_queue_that_stays_full_is_a_fault_at_the_deadline(socket: Path) -> None:
+    async with serve_fake(socket, respond, fault=lambda number: "429"):
+        async with VllmSampler(config(socket)) as sampler:
+            with pytest.raises(SamplerFault, match="no answer within 0.3 s; last: HTTP 429: the queue is full"):
+                await sampler.sample(request(timeout_s=0.3))
+
+
 @pytest.mark.parametrize("fault", ["500", "reset"])
 async def test_a_lasting_failure_is_a_fault_that_names_its_cause(socket: Path, fault: str) -> None:
     async with serve_fake(socket, respond, fault=lambda number: fault) as server:
