@@ -92,7 +92,7 @@ async def test_a_full_queue_is_waited_for_however_often_it_is_met(socket: Path) 
 async def test_a_queue_that_stays_full_is_a_fault_at_the_deadline(socket: Path) -> None:
     async with serve_fake(socket, respond, fault=lambda number: "429"):
         async with VllmSampler(config(socket)) as sampler:
-            with pytest.raises(SamplerFault, match="no answer within 0.3 s; last: HTTP 429: the queue is full"):
+            with pytest.raises(SamplerFault, match=r"no answer within 0\.3 s; last: HTTP 429: the queue is full"):
                 await sampler.sample(request(timeout_s=0.3))
 
 
