@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import anyio
@@ -56,8 +56,8 @@ async def start_workers(
     logs.mkdir(exist_ok=True)
     weights_learner, weights_server = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     lane_engine, lane_learner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with weights_learner, weights_server, lane_engine, lane_learner:
-        listen, address = _listen_arguments(run_dir)
+    listen, socket_path = _listen_arguments(run_dir)
+    with weights_learner, weights_server, lane_engine, lane_learner, _removed(socket_path):
         async with start_child(
             "policy server",
             lambda parent_fd: [
@@ -88,7 +88,7 @@ async def start_workers(
                     yield Workers(
                         server=server_child,
                         learner=learner_child,
-                        server_address=address or f"http://127.0.0.1:{port}",
+                        server_address=f"unix:{socket_path}" if socket_path else f"http://127.0.0.1:{port}",
                         writer=writer,
                     )
 
@@ -106,12 +106,24 @@ async def _open_lane(sock: socket.socket, learner: Child) -> AsyncIterator[LaneW
         yield writer
 
 
-def _listen_arguments(run_dir: Path) -> tuple[list[str], str | None]:
-    path = str(run_dir.resolve() / "server.sock")
-    if len(path.encode()) <= MAX_SOCKET_PATH_BYTES:
-        Path(path).unlink(missing_ok=True)
-        return ["--socket", path], f"unix:{path}"
+def _listen_arguments(run_dir: Path) -> tuple[list[str], Path | None]:
+    path = run_dir.resolve() / "server.sock"
+    if len(bytes(path)) <= MAX_SOCKET_PATH_BYTES:
+        return ["--socket", str(path)], path
     return ["--port", "0"], None
+
+
+@contextmanager
+def _removed(path: Path | None) -> Iterator[None]:
+    """No file at `path`, before and after: a killed server leaves its socket's name."""
+    if path is None:
+        yield
+        return
+    path.unlink(missing_ok=True)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _learner_file(run_dir: Path, learner: LearnerConfig) -> Path:

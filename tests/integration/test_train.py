@@ -48,6 +48,7 @@ def test_a_run_trains_in_both_phases_and_leaves_nothing(tmp_path: Path, state_di
     assert report["before"]["num_samples"] == report["after"]["num_samples"] == 8
     assert report["after"]["weight_version"] > report["before"]["weight_version"]
     assert (run_dir / "learning.png").stat().st_size > 10_000
+    assert not (run_dir / "server.sock").exists()
     assert_nothing_left(str(tmp_path), state_dir)
 
 
