@@ -27,7 +27,7 @@ from sandbox.images.types import Image, Mount
 
 PREFIX = "/opt/python"
 BUILD_REMEDY = "run `rollout image build python`"
-_LAYOUT_VERSION = 2
+_LAYOUT_VERSION = 3
 _LOCK_TIMEOUT_S = 600.0
 _SKIPPED_DIRECTORIES = frozenset(
     ("__pycache__", "test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "site-packages", "dist-packages")
@@ -92,7 +92,7 @@ def _build(interpreter: Interpreter, root: Path, say: Callable[[str], None]) -> 
     _copy_binaries(interpreter, root)
     python = root / "bin" / "python3"
     say(f"adding {', '.join(PACKAGES[:2])}")
-    add_packages(interpreter, _site_packages(python, root))
+    add_packages(interpreter, _site_packages(python, interpreter.version, root))
     _make_readable(root)
     say("compiling")
     _run(
@@ -137,13 +137,22 @@ def _copy_binaries(interpreter: Interpreter, root: Path) -> None:
             (root / "needs-library-path").touch()
 
 
-def _site_packages(python: Path, root: Path) -> Path:
-    """Where this interpreter looks for packages under its own prefix (Debian's differs from CPython's)."""
+def _site_packages(python: Path, version: str, root: Path) -> Path:
+    """The image's package directory: always `lib/pythonX.Y/site-packages`, whatever the interpreter looks for itself.
+
+    Where that is another place (Debian's `dist-packages`), a link there leads to it: programs that start without
+    `site` can then rely on one path.
+    """
+    packages = root / "lib" / f"python{version}" / "site-packages"
+    packages.mkdir(parents=True, exist_ok=True)
     code = "import site; print('\\n'.join(site.getsitepackages()))"
-    for line in _run(python, "-I", "-c", code).splitlines():
-        if Path(line).is_relative_to(root):
-            return Path(line)
-    raise StartError(f"{python} has no package directory under {root}")
+    own = [Path(line) for line in _run(python, "-I", "-c", code).splitlines() if Path(line).is_relative_to(root)]
+    if not own:
+        raise StartError(f"{python} has no package directory under {root}")
+    if packages not in own:
+        own[0].parent.mkdir(parents=True, exist_ok=True)
+        own[0].symlink_to(os.path.relpath(packages, own[0].parent))
+    return packages
 
 
 def _run(python: Path, *arguments: str) -> str:

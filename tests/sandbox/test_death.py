@@ -169,4 +169,4 @@ async def test_cancelling_a_start_leaves_nothing_half_built(state_dir: Path) -> 
                 async with host.acquire(SandboxSpec()):
                     pass
         assert host.num_live == 0
-        assert children_of(host._warden.pid) == []
+        wait_until(lambda: children_of(host._warden.pid) == [])

@@ -175,6 +175,11 @@ def test_a_system_interpreter_can_be_relocated_too(tmp_path: Path) -> None:
         [root / "bin" / "python3", "-I", "-c", code], env={}, capture_output=True, text=True, timeout=60
     )
     assert done.stdout.strip() == str(root), done.stderr
+    # Programs that start without `site` find the packages where every image has them.
+    packages = root / "lib" / "python3.11" / "site-packages"
+    code = f"import sys; sys.path.append({str(packages)!r}); import numpy"
+    done = subprocess.run([root / "bin" / "python3", "-S", "-c", code], env={}, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_run_path_edit_leaves_other_bytes_alone() -> None:

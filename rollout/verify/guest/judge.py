@@ -8,7 +8,8 @@ Descriptor 3 is a SEQPACKET socket. Each message is a job: text `<seconds> <modu
 descriptors: the candidate's channel (see `candidate`) and the job's own stream, on which go
     in  ["job", setup, snippets, entry points, mutates, max bytes]
     out ["started"] once the setup has run; ["test", index, passed, detail] for each snippet, in order;
-        ["done", why the candidate is gone or ""] | ["broken", text] when the author's setup failed
+        ["done", why the candidate is gone or ""] | ["broken", text] when the author's setup failed, or a test
+        needs what is not here
 """
 
 from __future__ import annotations
@@ -80,6 +81,8 @@ class Proxies:
         self._mutates = mutates
         self._number = 0
         self.gone = ""
+        self.raised: Exception | None = None
+        """The last exception that was raised on the candidate's behalf."""
         self.last_call: list[object] = []
         """Name, arguments, what it did, and the result of the last call; put into words only where a test fails."""
 
@@ -133,8 +136,10 @@ class Proxies:
         self.last_call += ["raised", type_name, text]
         kind = getattr(builtins, str(type_name), None)
         if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _UNSAFE):
-            raise kind(str(text))
-        raise CandidateError(f"{type_name}: {text}")
+            self.raised = kind(str(text))
+        else:
+            self.raised = CandidateError(f"{type_name}: {text}")
+        raise self.raised
 
 
 _UNSAFE = (UnicodeError, StopIteration, StopAsyncIteration, ExceptionGroup)
@@ -168,13 +173,19 @@ def _short(value: object) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
+_BROKEN_TEST = (ImportError, SyntaxError)
+"""Raised by test code itself, these say that the test cannot run here; the candidate is not judged by it."""
+
+
 def _test(snippet: str, namespace: dict[str, object], proxies: Proxies) -> tuple[bool, str]:
     proxies.last_call = []
     try:
         exec(compile(snippet, "<test>", "exec", dont_inherit=True), namespace)
     except CandidateGone as error:
         return False, str(error)
-    except BaseException as error:  # noqa: BLE001 - an author's test ends by any exception: that is its verdict
+    except BaseException as error:  # an author's test ends by any exception: that is its verdict
+        if isinstance(error, _BROKEN_TEST) and error is not proxies.raised:
+            raise
         text = f"{type(error).__name__}: {str(error)[:500]}" if str(error) else type(error).__name__
         return False, "\n".join(part for part in (snippet.strip()[:600], text, proxies.told()) if part)[:_MAX_DETAIL]
     return (False, proxies.gone) if proxies.gone else (True, "")

@@ -141,6 +141,20 @@ async def test_a_judge_that_does_not_start_or_tests_that_are_broken_are_never_a_
         assert value(await verifier.verify(CODE, RIGHT)) == 1.0
 
 
+async def test_a_test_that_cannot_run_here_judges_nobody() -> None:
+    """A module that the judge lacks is our fault; the same error out of the graded code is the program's."""
+    for snippet in ("import no_such_module\nassert f(1) == 2", "assert f(1) = 2"):
+        task = Task(id="t/i", prompt="", entry_points=("f",), hidden_tests=CodeTests(snippets=(snippet,)))
+        async with Verifier(LocalHost(), VerifierConfig(retries=0)) as verifier:
+            verdict = await verifier.verify(task, RIGHT)
+            assert isinstance(verdict.reward, Invalid), verdict
+            assert "no_such_module" in verdict.reward.reason or "SyntaxError" in verdict.reward.reason
+    task = Task(id="t/c", prompt="", entry_points=("f",), hidden_tests=CodeTests(snippets=("assert f(1) == 2",)))
+    async with Verifier(LocalHost(), VerifierConfig(retries=0)) as verifier:
+        lacking = "def f(x):\n    import no_such_module\n"
+        assert value(await verifier.verify(task, lacking)) == 0.0
+
+
 async def test_a_judge_that_is_killed_is_replaced() -> None:
     suicidal = Task(
         id="t/s",
