@@ -37,7 +37,7 @@ def main() -> int:
     failures = 0
     with tempfile.TemporaryDirectory(prefix="rollout-soak-") as folder:
         mark, run_dir = folder, Path(folder) / "run"
-        before = (mounts(), memfds())
+        before = mounts()
         words: list[str | Path] = [arguments.config, "--run-dir", run_dir]
         for number in range(arguments.kills):
             role = ROLES[number % len(ROLES)]
@@ -85,7 +85,7 @@ def kill_after(process: subprocess.Popen[bytes], role: str, after_s: float, mark
     return f"{after_s:.1f} s"
 
 
-def wait_gone(mark: str, before: tuple[int, int]) -> tuple[float, dict[str, object]]:
+def wait_gone(mark: str, before: int) -> tuple[float, dict[str, object]]:
     """Seconds until nothing of the run was left, and what was still left at the deadline."""
     started = time.monotonic()
     left: dict[str, object] = {"processes": "not looked yet"}
@@ -94,13 +94,15 @@ def wait_gone(mark: str, before: tuple[int, int]) -> tuple[float, dict[str, obje
     return time.monotonic() - started, left
 
 
-def leftovers(mark: str, before: tuple[int, int]) -> dict[str, object]:
+def leftovers(mark: str, before: int) -> dict[str, object]:
     """What the run left, by kind."""
     left: dict[str, object] = dict(census(default_state_dir()))
     if found := processes_of(mark):
         left["processes of the run"] = found
-    if (now := (mounts(), memfds())) != before:
-        left["mounts and shared memory"] = f"{before} before, {now} now"
+    if (now := mounts()) != before:
+        left["mounts"] = f"{before} before, {now} now"
+    if held := memfds(mark):
+        left["shared memory"] = held
     return left
 
 

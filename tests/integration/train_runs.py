@@ -97,12 +97,15 @@ def census(state_dir: Path) -> dict[str, object]:
     return {kind: found for kind, found in kinds.items() if found and kind in KINDS}
 
 
-def memfds() -> int:
-    """Shared-memory files of lanes and weights that any process on this machine has open or mapped."""
+def memfds(mark: str) -> int:
+    """Shared-memory files of lanes and weights held by the run's processes or by anything they left to init."""
     count = 0
-    for entry in Path("/proc").glob("[0-9]*/fd/*"):
+    run = {str(pid) for pid in processes_of(mark).values()}
+    for entry in Path("/proc").glob("[0-9]*"):
         try:
-            count += "memfd:rollout" in os.readlink(entry)
+            orphaned = (entry / "stat").read_text().rsplit(")", 1)[1].split()[1] == "1"
+            if entry.name in run or orphaned:
+                count += sum("memfd:rollout" in os.readlink(fd) for fd in (entry / "fd").iterdir())
         except OSError:
             continue
     return count
