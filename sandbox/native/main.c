@@ -1,4 +1,5 @@
-/* Entry point of the native helper: `warden FD LOCK_FD` outside, `agent FD` inside a jail. */
+/* Entry point of the native helper: `warden FD LOCK_FD` outside, `agent FD [FILTER_FD]` inside a
+ * jail (with the second number where the jail tool cannot install the system-call filter). */
 #include "native.h"
 
 #include <stdio.h>
@@ -9,8 +10,8 @@ int main(int argc, char **argv)
 {
     if (argc == 4 && strcmp(argv[1], "warden") == 0)
         return warden_main(atoi(argv[2]), atoi(argv[3]));
-    if (argc == 3 && strcmp(argv[1], "agent") == 0)
-        return agent_main(atoi(argv[2]));
-    fprintf(stderr, "usage: %s warden FD LOCK_FD | agent FD\n", argc ? argv[0] : "rollout-native");
+    if ((argc == 3 || argc == 4) && strcmp(argv[1], "agent") == 0)
+        return agent_main(atoi(argv[2]), argc == 4 ? atoi(argv[3]) : -1);
+    fprintf(stderr, "usage: %s warden FD LOCK_FD | agent FD [FILTER_FD]\n", argc ? argv[0] : "rollout-native");
     return 2;
 }

@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 
 int warden_main(int engine, int lock);
-int agent_main(int engine);
+int agent_main(int engine, int filter);
 
 /* files.c: cgroup files and directories, from outside */
 int file_write(const char *path, const char *value);

@@ -64,6 +64,9 @@ enum wire_tag {
     TAG_ERRNO = 20,  /* u32 */
     TAG_RESULT = 21, /* struct wire_result */
     TAG_PID = 23,    /* u32 */
+    TAG_COVER = 24,  /* string: an existing directory that the jail tool finds empty and its own */
+    TAG_SEAL = 25,   /* string: everything mounted from there on becomes read-only, no devices */
+    TAG_DEVICE = 26, /* string: a sealed mount that is a device node, and may be used as one */
 };
 
 struct wire_header {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from sandbox.images.types import Image, Mount
-from sandbox.jails.bubblewrap import JailPlan, argv
+from sandbox.jails.bubblewrap import argv
+from sandbox.jails.plan import JailPlan
 
-PLAN = JailPlan(bwrap="/state/bin/bwrap", agent="/state/bin/agent", masked=("kallsyms",))
+PLAN = JailPlan(tool="/state/bin/bwrap", agent="/state/bin/agent", masked=("kallsyms",))
 IMAGE = Image("test", (Mount("/usr", "/usr"), Mount("usr/bin", "/bin", "symlink")), "/usr/bin")
 
 

