@@ -11,8 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.types import JAIL_NAMES, JailName
+from tests.sandbox.jails import installed
+
 UNPRIVILEGED_UID = 12_345
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(params=JAIL_NAMES)
+def jail(request: pytest.FixtureRequest) -> JailName:
+    """Each jail tool in turn: what holds in a sandbox does not depend on it."""
+    return installed(request.param)
 
 
 @pytest.fixture(scope="session")

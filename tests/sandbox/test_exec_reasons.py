@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.sandbox.jails import installed
+
 Exec = Callable[..., dict[str, Any]]
 CANARY = "canary-5f1b9c"
 
@@ -30,18 +32,27 @@ def rollout(
     return subprocess.run(command, input=stdin, capture_output=True, timeout=60, env=variables)
 
 
-@pytest.fixture(params=["current user", "unprivileged user"])
+@pytest.fixture(
+    params=[
+        ("current user", "bubblewrap"),
+        ("unprivileged user", "bubblewrap"),
+        ("unprivileged user", "nsjail"),  # as the current user, nsjail runs the same commands in test_commands
+    ],
+    ids=" ".join,
+)
 def execute(request: pytest.FixtureRequest, state_dir: Path) -> Exec:
     """Run and return the object of `--json`; every test that asks for it runs without privileges too."""
+    user, jail = request.param
+    installed(jail)
     python: tuple[str, ...] = (sys.executable,)
     env: Mapping[str, str] = os.environ
     directory = state_dir
-    if request.param == "unprivileged user":
+    if user == "unprivileged user":
         words, env, directory = request.getfixturevalue("unprivileged")
         python = tuple(words)
 
     def call(*words: str) -> dict[str, Any]:
-        done = rollout(directory, "--json", *words, python=python, env=env)
+        done = rollout(directory, "--json", "--jail", jail, *words, python=python, env=env)
         assert done.returncode == 0, done.stderr.decode()
         result: dict[str, Any] = json.loads(done.stdout)
         return result
@@ -217,7 +228,7 @@ def test_a_workspace_file_and_a_variable_arrive(execute: Exec, state_dir: Path) 
         (("--image", "ubuntu", "--", "true"), ("ubuntu", "host, python")),
         (("--insist", "weather", "--", "true"), ("weather",)),
         (("--network", "host", "--", "true"), ("--network", "host")),
-        (("--jail", "chroot", "--", "true"), ("--jail", "chroot")),
+        (("--jail", "chroot", "--", "true"), ("--jail", "chroot", "bubblewrap, nsjail")),
         (("--env", "novalue", "--", "true"), ("--env", "novalue")),
         (("--workspace-file", "/nonexistent", "--", "true"), ("--workspace-file", "/nonexistent")),
         ((), ("CMD",)),

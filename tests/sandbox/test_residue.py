@@ -20,6 +20,7 @@ import pytest
 from sandbox.census import Census, is_warden, take_census
 from sandbox.gc import collect
 from sandbox.processes import ProcessInfo, ancestors, inspect, kill, snapshot, with_descendants
+from sandbox.types import JailName
 
 ENGINE = """
 import json, sys
@@ -29,7 +30,7 @@ from sandbox.types import Command, SandboxSpec
 
 async def main():
     config = SandboxConfig(state_dir=sys.argv[1], cgroup_backend=sys.argv[2])
-    spec = SandboxSpec()
+    spec = SandboxSpec(jail=sys.argv[3])
     async with SandboxHost.start(config) as host, host.acquire(spec) as one, host.acquire(spec) as two:
         for box in (one, two):
             await box.run(Command(argv=("sh", "-c", "sleep 300 & sleep 300 &")))
@@ -45,9 +46,9 @@ anyio.run(main, backend_options={"use_uvloop": True})
 class Engine:
     """A process with two sandboxes that each run two background sleeps."""
 
-    def __init__(self, state_dir: Path, backend: str = "auto") -> None:
+    def __init__(self, state_dir: Path, backend: str = "auto", jail: JailName = "bubblewrap") -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", ENGINE, str(state_dir), backend],
+            [sys.executable, "-c", ENGINE, str(state_dir), backend, jail],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -126,8 +127,8 @@ def test_a_living_engine_is_no_leftover(own_state_dir: Path, backend: str) -> No
     assert take_census(own_state_dir) == Census(state_dir=str(own_state_dir))
 
 
-def test_a_killed_engine_is_cleaned_up_by_its_warden_without_gc(own_state_dir: Path) -> None:
-    engine = Engine(own_state_dir)
+def test_a_killed_engine_is_cleaned_up_by_its_warden_without_gc(own_state_dir: Path, jail: JailName) -> None:
+    engine = Engine(own_state_dir, jail=jail)
     engine.kill()
     census = cleaned_census(own_state_dir)
     # At most the record of its slot remains, which the next engine (or gc) takes over.
@@ -136,8 +137,8 @@ def test_a_killed_engine_is_cleaned_up_by_its_warden_without_gc(own_state_dir: P
     assert take_census(own_state_dir).total == 0
 
 
-def test_gc_removes_what_engine_and_warden_left_and_spares_the_living(own_state_dir: Path) -> None:
-    living, dead = Engine(own_state_dir), Engine(own_state_dir)
+def test_gc_removes_what_engine_and_warden_left_and_spares_the_living(own_state_dir: Path, jail: JailName) -> None:
+    living, dead = Engine(own_state_dir, jail=jail), Engine(own_state_dir, jail=jail)
     warden, *jailed = dead.family()
     with stopped([warden, *jailed]):
         dead.kill(warden)
@@ -154,8 +155,8 @@ def test_gc_removes_what_engine_and_warden_left_and_spares_the_living(own_state_
     assert living.end() == "still here\n"
 
 
-def test_gc_finds_processes_where_there_are_no_cgroups(own_state_dir: Path) -> None:
-    dead = Engine(own_state_dir, backend="none")
+def test_gc_finds_processes_where_there_are_no_cgroups(own_state_dir: Path, jail: JailName) -> None:
+    dead = Engine(own_state_dir, "none", jail)
     warden, *jailed = dead.family()
     assert len(jailed) >= 6
     with stopped([warden, *jailed]):

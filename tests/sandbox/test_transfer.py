@@ -13,11 +13,15 @@ import pytest
 from sandbox.errors import SandboxError, TransferError
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.sandbox import Sandbox
-from sandbox.types import MIB, Command, Limits, SandboxSpec
+from sandbox.types import MIB, Command, JailName, Limits, SandboxSpec
 from sandbox.wire import Kind, Tag, encode, number, text
 
 pytestmark = pytest.mark.anyio
-SPEC = SandboxSpec(limits=Limits(disk_bytes=8 * MIB))
+
+
+@pytest.fixture
+def spec(jail: JailName) -> SandboxSpec:
+    return SandboxSpec(limits=Limits(disk_bytes=8 * MIB), jail=jail)
 
 
 @pytest.fixture
@@ -27,8 +31,8 @@ async def host(state_dir: Path) -> AsyncIterator[SandboxHost]:
 
 
 @pytest.fixture
-async def box(host: SandboxHost) -> AsyncIterator[Sandbox]:
-    async with host.acquire(SPEC) as box:
+async def box(host: SandboxHost, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
+    async with host.acquire(spec) as box:
         yield box
 
 
@@ -87,10 +91,10 @@ async def test_a_directory_swapped_for_a_link_during_uploads_never_leads_outside
     assert b"owned" not in await anyio.Path("/etc/passwd").read_bytes()
 
 
-async def test_frames_of_nonsense_end_at_most_the_sandbox_that_gets_them(host: SandboxHost) -> None:
+async def test_frames_of_nonsense_end_at_most_the_sandbox_that_gets_them(host: SandboxHost, spec: SandboxSpec) -> None:
     chance = random.Random(3)
     for _ in range(8):
-        async with host.acquire(SPEC) as box:
+        async with host.acquire(spec) as box:
             with anyio.move_on_after(10):
                 try:
                     for _ in range(60):
@@ -103,5 +107,5 @@ async def test_frames_of_nonsense_end_at_most_the_sandbox_that_gets_them(host: S
                     await box.run(Command(argv=("true",)))
                 except SandboxError:
                     continue
-    async with host.acquire(SPEC) as box:
+    async with host.acquire(spec) as box:
         assert await sh(box, "echo fine") == b"fine\n"
