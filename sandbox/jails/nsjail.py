@@ -25,7 +25,7 @@ from sandbox.jails.plan import (
 from sandbox.wire import Item, Tag, text
 
 WORK_DIR = "/run"
-"""Where nsjail builds its root: it takes /run/user, which the warden lets it make in a private empty /run."""
+"""Where nsjail builds its root (in /run/user, which it makes there): the warden gives it an empty one of its own."""
 START_ITEMS: tuple[Item, ...] = (
     text(Tag.COVER, WORK_DIR),
     text(Tag.SEAL, "/"),
@@ -36,14 +36,23 @@ START_ITEMS: tuple[Item, ...] = (
 
 def _pair(source: str, target: str) -> str:
     """Two paths in one word, as nsjail splits it: there is no escape for its separator."""
-    if ":" in source or ":" in target:
-        path = source if ":" in source else target
-        raise ConfigError("image", path, "nsjail cannot mount a path with a colon; rename it, or use bubblewrap")
+    for path in (source, target):
+        if ":" in path:
+            raise ConfigError("image", path, "nsjail cannot mount a path with a colon; rename it, or use bubblewrap")
     return f"{source}:{target}"
 
 
+def _visible(path: str) -> str:
+    """A path of the host that the tool must still find once `WORK_DIR` is covered."""
+    if f"{path}/".startswith(f"{WORK_DIR}/"):
+        raise ConfigError("path", path, f"nsjail finds nothing below {WORK_DIR}; move it, or use bubblewrap")
+    return path
+
+
 def _mount(mount: Mount) -> tuple[str, str]:
-    return "--symlink" if mount.kind == "symlink" else "--bindmount_ro", _pair(mount.source, mount.target)
+    if mount.kind == "symlink":
+        return "--symlink", _pair(mount.source, mount.target)
+    return "--bindmount_ro", _pair(_visible(mount.source), mount.target)
 
 
 def _flatten(groups: Iterable[tuple[str, str]]) -> Iterable[str]:
@@ -57,10 +66,10 @@ def argv(plan: JailPlan, image: Image) -> tuple[str, ...]:
     no new privileges, dropped capabilities, an empty environment and loopback are nsjail's defaults.
 
     Raises:
-        ConfigError: a path with a colon, which nsjail cannot be told.
+        ConfigError: a path with a colon, which nsjail cannot be told, or below `WORK_DIR`, where it sees nothing.
     """
     return (
-        *(plan.tool, "-Mo", "--quiet", "--hostname", HOSTNAME, "--cwd", "/"),
+        *(_visible(plan.tool), "-Mo", "--quiet", "--hostname", HOSTNAME, "--cwd", "/"),
         *("--user", str(INNER_UID), "--group", str(INNER_UID)),
         # The warden sets limits and priorities. One session: it kills supervisor and agent as one process group.
         *("--time_limit", "0", "--disable_rlimits", "--nice_level", str(plan.nice), "--skip_setsid"),
@@ -74,6 +83,6 @@ def argv(plan: JailPlan, image: Image) -> tuple[str, ...]:
         *_flatten(("--symlink", f"{source}:{path}") for source, path in DEVICE_LINKS),
         # nsjail makes no empty directory, but the parents of a link; the warden's mounts hide the link.
         *_flatten(("--symlink", f".:{path}/.hidden") for path in WRITABLE),
-        *("--bindmount_ro", _pair(plan.agent, AGENT_PATH)),
+        *("--bindmount_ro", _pair(_visible(plan.agent), AGENT_PATH)),
         *("--", AGENT_PATH, "agent", str(AGENT_FD), str(FILTER_FD)),
     )

@@ -72,13 +72,15 @@ def test_the_image_and_the_masks_are_mounted_as_they_say() -> None:
     assert joined.endswith("-- /.rollout/agent agent 3 4")
 
 
-def test_a_path_that_nsjail_would_split_is_refused_with_a_remedy() -> None:
+@pytest.mark.parametrize("path", ["/images/a:b/usr", "/run/user/1000/usr"])
+def test_a_path_that_nsjail_would_split_or_not_find_is_refused_with_a_remedy(path: str) -> None:
     for plan, image in (
-        (PLAN, Image("odd", (Mount("/images/a:b/usr", "/usr"),), "/usr/bin")),
-        (JailPlan(tool="/x/nsjail", agent="/a:b/agent"), IMAGE),
+        (PLAN, Image("odd", (Mount(path, "/usr"),), "/usr/bin")),
+        (JailPlan(tool="/x/nsjail", agent=path), IMAGE),
     ):
-        with pytest.raises(ConfigError, match=r"a:b.*use bubblewrap"):
+        with pytest.raises(ConfigError, match=rf"{path}.*use bubblewrap"):
             argv(plan, image)
+    assert "/runner/usr:/usr" in argv(PLAN, Image("fine", (Mount("/runner/usr", "/usr"),), "/usr/bin"))
 
 
 @pytest.mark.parametrize("words", [("agent", "0"), ("agent", "0", "9")])
