@@ -56,6 +56,8 @@ _NO_NAMESPACES = (
     "making a user namespace",
     "Can't mount proc",
     "procfs mount may fail",
+    "CLONE_NEWNET) failed: Operation not permitted",
+    "CLONE_NEWNET) failed: No space left on device",
 )
 
 
@@ -299,11 +301,12 @@ class SandboxHost:
             raise StartError(f"the jail was not ready after {self.config.start_timeout_s} s") from None
         except StartError as error:
             ours.close()
-            if any(words in str(error) for words in _NO_NAMESPACES):
+            why = JAILS[spec.jail].explain(str(error))
+            if any(words in why for words in _NO_NAMESPACES):
                 fake_root = uid_capability()
                 remedy = fake_root.remedy if fake_root.required and not fake_root.ok else user_namespace_remedy()
-                raise CapabilityError(f"this host does not let a jail be built: {error}", remedy) from error
-            raise
+                raise CapabilityError(f"this host does not let a jail be built: {why}", remedy) from error
+            raise StartError(why) from error
         except BaseException:
             ours.close()
             raise

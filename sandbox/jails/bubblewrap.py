@@ -27,6 +27,11 @@ START_ITEMS: tuple[Item, ...] = ()
 """What the warden does for every jail of this tool, beside running it."""
 
 
+def explain(words: str) -> str:
+    """What bubblewrap said about a failure: one clear line as it is."""
+    return words
+
+
 def _mount(mount: Mount) -> tuple[str, ...]:
     if mount.kind == "symlink":
         return "--symlink", mount.source, mount.target

@@ -7,6 +7,7 @@ the writable directories, and its first process is the agent, which installs the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from sandbox.errors import ConfigError
@@ -32,6 +33,12 @@ START_ITEMS: tuple[Item, ...] = (
     *(text(Tag.DEVICE, path) for path in DEVICES),
 )
 """What the warden does for every jail of this tool, beside running it."""
+_LOG_PREFIX = re.compile(r"^\[[A-Z]\]\[[^]]*\]\[\d+\] \w+\(\):\d+ ", re.MULTILINE)
+
+
+def explain(words: str) -> str:
+    """What nsjail said about a failure, in one line and without its times and places; the cause comes first."""
+    return "; ".join(line for line in _LOG_PREFIX.sub("", words).splitlines() if line)
 
 
 def _pair(source: str, target: str) -> str:

@@ -26,11 +26,13 @@ class Jail(NamedTuple):
     """The command that builds a jail of that image and starts its agent; a pure function."""
     start_items: tuple[Item, ...]
     """What the warden does for each, beside running it."""
+    explain: Callable[[str], str]
+    """Its own words about a failure, made one line."""
 
 
 JAILS: dict[JailName, Jail] = {
-    "bubblewrap": Jail(bubblewrap.argv, bubblewrap.START_ITEMS),
-    "nsjail": Jail(nsjail.argv, nsjail.START_ITEMS),
+    "bubblewrap": Jail(bubblewrap.argv, bubblewrap.START_ITEMS, bubblewrap.explain),
+    "nsjail": Jail(nsjail.argv, nsjail.START_ITEMS, nsjail.explain),
 }
 
 

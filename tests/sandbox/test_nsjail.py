@@ -15,7 +15,7 @@ import pytest
 from sandbox.build import ensure_native
 from sandbox.errors import ConfigError
 from sandbox.images.types import Image, Mount
-from sandbox.jails.nsjail import START_ITEMS, argv
+from sandbox.jails.nsjail import START_ITEMS, argv, explain
 from sandbox.jails.plan import DEVICES, WRITABLE, JailPlan
 from sandbox.types import JailName
 from sandbox.wire import Tag, text
@@ -81,6 +81,15 @@ def test_a_path_that_nsjail_would_split_or_not_find_is_refused_with_a_remedy(pat
         with pytest.raises(ConfigError, match=rf"{path}.*use bubblewrap"):
             argv(plan, image)
     assert "/runner/usr:/usr" in argv(PLAN, Image("fine", (Mount("/runner/usr", "/usr"),), "/usr/bin"))
+
+
+def test_what_nsjail_says_about_a_failure_becomes_one_line() -> None:
+    words = (
+        "[W][2026-01-02T03:04:05+0000][1] mountSinglePoint():229 mount('/a' -> '/b'): No such file or directory\n"
+        "[E][2026-01-02T03:04:05+0000][1] initCloneNs():270 Failed to build mount tree\n"
+    )
+    assert explain(words) == "mount('/a' -> '/b'): No such file or directory; Failed to build mount tree"
+    assert explain("executing /x: Permission denied") == "executing /x: Permission denied"
 
 
 @pytest.mark.parametrize("words", [("agent", "0"), ("agent", "0", "9")])
