@@ -38,7 +38,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Quotas of one sandbox; each is enforced or reported in `Outcome.unenforced`."""
 
     memory_bytes: int = 512 * MIB
-    """Resident memory of every process together, swap included (the disk quota comes on top)."""
+    """Memory of every process together, swap included. The writable mounts live in memory too and are charged to the
+    same account, so the kernel enforces `memory_bytes + disk_bytes`: a full disk then never starves the processes, and
+    processes alone may reach the sum."""
     cpus: float = 1.0
     """CPU time per wall second, in cores."""
     pids: int = 64
