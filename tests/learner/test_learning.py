@@ -108,7 +108,7 @@ async def test_it_learns_from_demonstrations_and_rewards_and_resumes_where_it_st
         await learner.writer.send(Finish())
         saved = await learner.expect(CheckpointSaved)
         assert Path(saved.path).name == "step-000003.pt"
-        assert await learner.exit_code(10) == 0
+        assert await learner.exit_code(60) == 0
         last_weights = learner.published[-1][1]
 
     async with learner_process(CONFIG, tmp_path, resume=True) as learner:
