@@ -1,7 +1,8 @@
 """What flows through the engine: turns, trajectories, verdicts, groups.
 
-Invariant: all of it is immutable once made; a trajectory's columns have one entry per token and
-its `token_ids` are exactly what was sent to and sampled from the policy server.
+Invariants: all of it is immutable once made; a trajectory's columns have one entry per token and
+its `token_ids` are exactly what was sent to and sampled from the policy server; every text that a program
+or a policy had a say in is well-formed, so whatever writes these structs down never meets a text that is no UTF-8.
 """
 
 from __future__ import annotations
@@ -9,6 +10,26 @@ from __future__ import annotations
 from enum import StrEnum
 
 import msgspec
+
+
+def well_formed(text: str) -> str:
+    """The text itself, or with its lone surrogates, which no UTF-8 can hold, written as `\\ud800`."""
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+class _Texts(msgspec.Struct, frozen=True):
+    """Makes the texts of a struct, and those in its tuples, well-formed when it is made."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if type(value) is str and not value.isascii():
+                msgspec.structs.force_setattr(self, name, well_formed(value))
+            elif type(value) is tuple and any(type(item) is str and not item.isascii() for item in value):
+                fixed = tuple(well_formed(item) if type(item) is str else item for item in value)
+                msgspec.structs.force_setattr(self, name, fixed)
 
 
 class StopReason(StrEnum):
@@ -29,7 +50,7 @@ STOP_REASON_CODES: dict[StopReason, int] = {reason: code for code, reason in enu
 """Stable wire codes of the lane's `stop_reason u8` column; append only."""
 
 
-class Invalid(msgspec.Struct, frozen=True, tag="invalid"):
+class Invalid(_Texts, frozen=True, tag="invalid"):
     """No reward could be known: a fault of ours. Masked out of group statistics."""
 
     reason: str
@@ -41,7 +62,7 @@ class Reward(msgspec.Struct, frozen=True, tag="reward"):
     value: float
 
 
-class TestResult(msgspec.Struct, frozen=True, kw_only=True):
+class TestResult(_Texts, frozen=True, kw_only=True):
     """One test of one layer."""
 
     name: str
@@ -50,7 +71,7 @@ class TestResult(msgspec.Struct, frozen=True, kw_only=True):
     """Why it failed, bounded; for visible tests this is what the policy reads."""
 
 
-class LayerVerdict(msgspec.Struct, frozen=True, kw_only=True):
+class LayerVerdict(_Texts, frozen=True, kw_only=True):
     """What one verification layer found."""
 
     layer: str
@@ -79,7 +100,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         return next((layer for layer in self.layers if layer.layer == name), None)
 
 
-class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
+class CommandRecord(_Texts, frozen=True, kw_only=True):
     """One command that an action executed, as it is journaled (texts capped)."""
 
     argv: tuple[str, ...]
@@ -94,7 +115,7 @@ class CommandRecord(msgspec.Struct, frozen=True, kw_only=True):
     truncated_bytes: int
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class Turn(_Texts, frozen=True, kw_only=True):
     """One action and the observation after it."""
 
     action: str
@@ -118,7 +139,7 @@ class VersionSpan(msgspec.Struct, frozen=True, array_like=True):
     version: int
 
 
-class Trajectory(msgspec.Struct, frozen=True, kw_only=True):
+class Trajectory(_Texts, frozen=True, kw_only=True):
     """The immutable record of a finished episode.
 
     `token_ids`, `loss_mask` and `logprobs` are columns of equal length T; `logprobs` is 0.0 where
@@ -167,7 +188,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     advantages: tuple[float, ...] = ()
 
 
-class DroppedGroup(msgspec.Struct, frozen=True, kw_only=True):
+class DroppedGroup(_Texts, frozen=True, kw_only=True):
     """A group that left without being delivered, and why."""
 
     group_id: int

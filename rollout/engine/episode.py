@@ -20,7 +20,7 @@ from rollout.errors import VerifierFault, boundary
 from rollout.rendering.types import strip_stop
 from rollout.sampler.types import Action, Origin, SampleRequest
 from rollout.tasks.types import Task
-from rollout.types import Invalid, StopReason, Trajectory, Turn, Verdict
+from rollout.types import Invalid, StopReason, Trajectory, Turn, Verdict, well_formed
 from sandbox.errors import SandboxError
 
 
@@ -85,7 +85,7 @@ async def _converse(parts: Parts, job: EpisodeJob, draft: _Draft, live: LiveEnvi
         last = turn + 1 == max_turns
         action = await _sample(parts, job, draft.record, turn)
         draft.record.append_action(action)
-        text = parts.renderer.decode(action.token_ids)
+        text = well_formed(parts.renderer.decode(action.token_ids))
         draft.turns.append(
             Turn(
                 action=text,
@@ -140,6 +140,7 @@ def _note(draft: _Draft, reaction: Reaction) -> None:
 def _observe(parts: Parts, draft: _Draft, action: Action, observation: str) -> bool:
     """Appends the observation; False when the context has no room for it and one more token."""
     closed = len(strip_stop(action.token_ids, parts.renderer.stop_token_ids)) < len(action.token_ids)
+    observation = well_formed(observation)
     suffix = parts.renderer.observation(observation, closed=closed)
     if len(draft.record) + len(suffix) >= parts.config.max_context_tokens:
         return False

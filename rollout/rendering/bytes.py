@@ -3,7 +3,7 @@
 Ids 0 to 255 are UTF-8 bytes; 256 begins a conversation, 257 ends an action, 258 stands between
 what the policy reads and what it writes.
 
-Invariant: `decode(encode_action(text)) == text` for every text.
+Invariant: `decode(encode_action(text)) == text` for every well-formed text; lone surrogates become `?`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BytesRenderer:
 
     def prompt(self, task: Task) -> list[int]:
         """See `Renderer.prompt`."""
-        return [BOS, *task.prompt.encode(), SEP]
+        return [BOS, *task.prompt.encode("utf-8", "replace"), SEP]
 
     def observation(self, text: str, *, closed: bool) -> list[int]:
         """See `Renderer.observation`."""

@@ -21,7 +21,7 @@ from rollout.tasks.types import Task
 from rollout.verify.bundle import command
 from rollout.verify.channel import ChannelClosed, FrameChannel
 from rollout.verify.config import VerifierConfig
-from rollout.verify.guest.codec import CodecError
+from rollout.verify.guest.codec import CodecError, candidate_message
 from rollout.verify.host import Host, Process, sandbox_boundary
 from sandbox.types import Command, Limits, Outcome, Reason, SandboxSpec
 
@@ -79,9 +79,9 @@ class Candidate:
         return await self.receive()
 
     async def receive(self) -> list[Any]:
-        """The next answer, or an empty list after setting `failure`."""
+        """The next answer, its fields of the types that they should have, or an empty list after setting `failure`."""
         try:
-            return await self.channel.receive(hashed=False)
+            return candidate_message(await self.channel.receive(hashed=False))
         except ChannelClosed:
             await self.ended()
         except CodecError as error:
@@ -111,7 +111,7 @@ class Candidate:
 
     @staticmethod
     def _load_failure(frame: list[Any]) -> str:
-        if len(frame) == 3 and frame[0] == "failed":
+        if frame[0] == "failed":
             return f"{frame[1]}: {frame[2]}"[:2000]
         return "protocol: the program answered before it was asked"
 

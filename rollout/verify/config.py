@@ -43,8 +43,10 @@ class VerifierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_submission_bytes: int = 256 * 1024
     """Longer submissions fail without being run."""
     judge_image: str = "python"
-    judge_memory_bytes: int = 1024 * MIB
-    """For all concurrent jobs of the judge sandbox together."""
+    judge_job_memory_bytes: int = 256 * MIB
+    """For the test code of one test set. Over it a test fails with a MemoryError: it is what became of the submission's
+    data. The judge's sandbox may use as much for each of `concurrency` jobs and once more for itself, so no
+    submission can make the kernel end the jobs of others."""
 
     def __post_init__(self) -> None:
         for field, low, high in (
@@ -56,7 +58,7 @@ class VerifierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             ("judge_grace_s", 0.1, 600.0),
             ("max_reply_bytes", 1024, 64 * MIB),
             ("max_submission_bytes", 1, 16 * MIB),
-            ("judge_memory_bytes", 64 * MIB, 1 << 44),
+            ("judge_job_memory_bytes", 64 * MIB, 1 << 44),
         ):
             value = getattr(self, field)
             if not low <= value <= high:

@@ -41,20 +41,39 @@ class Judge:
         """Why the last server ended; empty while none has."""
 
     @asynccontextmanager
-    async def job(self, candidate_fd: int, lifetime_s: float, modules: Sequence[str]) -> AsyncIterator[FrameChannel]:
-        """The stream of a new job that may call the candidate behind `candidate_fd`.
+    async def job(
+        self, candidate_fd: int, lifetime_s: float, modules: Sequence[str]
+    ) -> AsyncIterator[tuple[FrameChannel, socket.socket]]:
+        """The stream of a new job that may call the candidate behind `candidate_fd`, and its server (see `alive`).
 
         The job ends when the stream is closed, or by itself after `lifetime_s`. Raises `Fault` when there is no judge.
         """
         control = await self._running()
+        memory_bytes = self._config.judge_job_memory_bytes
         ours, theirs = socket.socketpair()
         with FrameChannel(ours, _JOB_REPLY_BYTES) as stream:
             try:
-                message = " ".join([str(math.ceil(lifetime_s)), *modules]).encode()
+                message = " ".join([str(math.ceil(lifetime_s)), str(memory_bytes), *modules]).encode()
                 await _send_descriptors(control, message, [candidate_fd, theirs.fileno()])
             finally:
                 theirs.close()
-            yield stream
+            yield stream, control
+
+    async def alive(self, server: socket.socket) -> bool:
+        """Whether the very server of a job still answers; when not, how the job ended says nothing."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with ours:
+            try:
+                await _send_descriptors(server, b"alive", [theirs.fileno()])
+            except VerifierFault:
+                return False
+            finally:
+                theirs.close()
+            with anyio.move_on_after(self._config.startup_timeout_s):
+                await anyio.wait_readable(ours)
+                return _word(ours) == _READY
+        return False
 
     async def _running(self) -> socket.socket:
         async with self._starting:
@@ -89,9 +108,19 @@ class Judge:
 
     def _spec(self) -> SandboxSpec:
         limits = Limits(
-            memory_bytes=self._config.judge_memory_bytes, pids=4 * self._config.concurrency + 16, cpus=1024.0
+            memory_bytes=(self._config.concurrency + 1) * self._config.judge_job_memory_bytes,
+            pids=4 * self._config.concurrency + 16,
+            cpus=1024.0,
         )
         return SandboxSpec(image=self._config.judge_image, limits=limits)
+
+
+def _word(sock: socket.socket) -> bytes:
+    """What there is to be read; empty when the other end is closed."""
+    try:
+        return sock.recv(len(_READY))
+    except OSError:
+        return b""
 
 
 async def _await_ready(control: socket.socket, timeout_s: float) -> None:

@@ -105,7 +105,9 @@ class Verifier:
         for attempt in range(self._config.retries + 1):
             try:
                 async with self._slots:
-                    return await self._judged(task, program_of(task, submission), names)
+                    return await self._judged(
+                        task, program_of(task, submission), names, last_try=attempt == self._config.retries
+                    )
             except Fault:
                 self.num_faults += 1
                 if attempt == self._config.retries:
@@ -121,7 +123,7 @@ class Verifier:
             return f"the program is too long: {size} bytes, at most {self._config.max_submission_bytes} are run"
         return ""
 
-    async def _judged(self, task: Task, program: str, names: list[str]) -> list[LayerVerdict]:
+    async def _judged(self, task: Task, program: str, names: list[str], last_try: bool) -> list[LayerVerdict]:
         """The layers in order. Sets of cases share a candidate; each set of test code gets a fresh one."""
         pending = deque(names)
         done: list[LayerVerdict] = []
@@ -129,12 +131,12 @@ class Verifier:
             async with open_candidate(self._host, task, program, self._config, len(pending)) as candidate:
                 if not candidate.loaded:
                     return done + [self._failed(task, name, candidate.failure) for name in pending]
-                done.append(await self._layer(task, candidate, pending.popleft()))
+                done.append(await self._layer(task, candidate, pending.popleft(), last_try))
                 while pending and not candidate.failure and _shared(task, done[-1].layer) and _shared(task, pending[0]):
-                    done.append(await self._layer(task, candidate, pending.popleft()))
+                    done.append(await self._layer(task, candidate, pending.popleft(), last_try))
         return done
 
-    async def _layer(self, task: Task, candidate: Candidate, name: str) -> LayerVerdict:
+    async def _layer(self, task: Task, candidate: Candidate, name: str, last_try: bool) -> LayerVerdict:
         started_s = time.monotonic()
         tests = _tests(task, name)
         results: list[TestResult]
@@ -143,7 +145,7 @@ class Verifier:
         else:
             if self._judge is None:
                 raise VerifierFault("the verifier is not open")
-            results = await judge_code(candidate, tests, task, self._judge, self._config)
+            results = await judge_code(candidate, tests, task, self._judge, self._config, last_try)
         wall_s = time.monotonic() - started_s
         return layer_verdict(name, _LAYERS[name].VERSION, results, wall_s=wall_s, failure=candidate.failure)
 

@@ -22,6 +22,10 @@ MAX_ITEMS = 100_000
 """Items taken from one iterator."""
 
 
+MAX_TEXT = 2000
+"""Of one text in a candidate's message."""
+
+
 class CodecError(ValueError):
     """The bytes are no value of this format, or break a bound; or a value is too large to encode."""
 
@@ -212,13 +216,13 @@ class Encoder:
             else:
                 complete = True
         except Exception as error:  # noqa: BLE001 - whatever graded code raises while it is iterated
-            items.append(Opaque(type(error).__name__, _bounded_text(error)))
+            items.append(Opaque(type(error).__name__, bounded_text(error)))
         self._items(b"G" if complete else b"g", iter(items), len(items), depth)
 
     def _opaque(self, value: object) -> None:
         is_opaque = isinstance(value, Opaque)
         name = value.type_name if is_opaque else type(value).__name__  # type: ignore[attr-defined]
-        text = value.text if is_opaque else _bounded_text(value)  # type: ignore[attr-defined]
+        text = value.text if is_opaque else bounded_text(value)  # type: ignore[attr-defined]
         self._put(b"o")
         self._text(b"s", name[:MAX_REPR].encode("utf-8", "replace"))
         self._text(b"s", text[:MAX_REPR].encode("utf-8", "replace"))
@@ -227,21 +231,46 @@ class Encoder:
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
-def _bounded_text(value: object) -> str:
+def bounded_text(value: object, show: Callable[[object], str] = repr, length: int = MAX_REPR) -> str:
+    """What `show` makes of a value that may come from anyone, cut to `length` characters. Never raises.
+
+    Not even for an int with too many digits to print, nor where memory is short.
+    """
     try:
-        text = repr(value)
+        text = show(value)
+        return text if len(text) <= length else text[: length - 1] + "…"
     except BaseException as error:  # noqa: BLE001 - a lying or broken __repr__ of graded code
         return f"<unprintable {type(value).__name__}: {type(error).__name__}>"
-    return text if len(text) <= MAX_REPR else text[: MAX_REPR - 1] + "…"
+
+
+def candidate_message(frame: object) -> list[object]:
+    """`frame`, when it is a message that a candidate may send, every field of the type that it should have.
+
+    The one place where this is looked at, for the engine and the judge alike; raises `CodecError` for anything
+    else. Texts are cut to `MAX_TEXT` characters. The value of a result alone stays whatever plain data it is.
+    """
+    if isinstance(frame, list) and frame and isinstance(frame[0], str):
+        kind, fields = frame[0], frame[1:]
+        types = tuple(map(type, fields))
+        if kind == "loaded" and not fields:
+            return frame
+        if kind == "result" and len(fields) == 3 and types[0] is int:
+            return frame
+        if (kind == "failed" and types == (str, str)) or (kind == "error" and types == (int, str, str)):
+            return [kind, *(field[:MAX_TEXT] if isinstance(field, str) else field for field in fields)]
+    raise CodecError("a message of no known form")
 
 
 class _Decoder:
-    __slots__ = ("data", "hashed", "open_listed", "position")
+    __slots__ = ("data", "hashed", "max_range", "open_listed", "position")
 
-    def __init__(self, data: bytes, hashed: bool, open_listed: Callable[[Listed], object] | None) -> None:
+    def __init__(
+        self, data: bytes, hashed: bool, open_listed: Callable[[Listed], object] | None, max_range: int | None
+    ) -> None:
         self.data = data
         self.hashed = hashed
         self.open_listed = open_listed
+        self.max_range = max_range
         self.position = 0
 
     def take(self, size: int) -> bytes:
@@ -346,10 +375,13 @@ class _Decoder:
         except TypeError:
             return Opaque("dict", "<a dict of unhashable keys>")
 
-    def range(self) -> range:
+    def range(self) -> object:
         start, stop, step = (self.value(MAX_DEPTH) for _ in range(3))
         if isinstance(start, int) and isinstance(stop, int) and isinstance(step, int) and step:
-            return range(start, stop, step)
+            numbers = range(start, stop, step)
+            if self.max_range is not None and numbers[self.max_range :]:
+                return Opaque("range", bounded_text(numbers))
+            return numbers
         raise CodecError(f"a range of no ints at byte {self.position}")
 
 
@@ -361,14 +393,20 @@ def encode(value: object, max_bytes: int = 1 << 20, iterators: bool = False) -> 
     return Encoder(max_bytes, iterators).encode(value)
 
 
-def decode(data: bytes, hashed: bool = True, open_listed: Callable[[Listed], object] | None = None) -> object:
+def decode(
+    data: bytes,
+    hashed: bool = True,
+    open_listed: Callable[[Listed], object] | None = None,
+    max_range: int | None = None,
+) -> object:
     """The value of `data`, which may come from anyone; raises `CodecError` unless it is exactly one value.
 
     Args:
         hashed: make real sets and dicts; else `Unhashed`, and the time is linear in the size of `data`.
         open_listed: makes of each `Listed`, at any depth, what is to stand for it.
+        max_range: longer ranges, a few bytes that can be made into gigabytes, arrive as `Opaque`; None keeps all.
     """
-    decoder = _Decoder(data, hashed, open_listed)
+    decoder = _Decoder(data, hashed, open_listed, max_range)
     value = decoder.value(0)
     if decoder.position != len(data):
         raise CodecError(f"{len(data) - decoder.position} bytes too many")

@@ -4,12 +4,17 @@ Owns the judging of `CodeTests`. A server that forks: each job is a child with i
 imports (numpy: 0.1 s) are paid once and no job sees another's state. Invariant: nothing of
 the graded code is executed here; the candidate's answers are decoded to builtin values.
 
-Descriptor 3 is a SEQPACKET socket. Each message is a job: text `<seconds> <module to preload>…`, with two
-descriptors: the candidate's channel (see `candidate`) and the job's own stream, on which go
+Descriptor 3 is a SEQPACKET socket. Each message is a job: text `<seconds> <bytes> <module to preload>…` (the job's
+own limits of time and memory), with two descriptors: the candidate's channel (see `candidate`) and the job's own
+stream, on which go
     in  ["job", setup, snippets, entry points, mutates, max bytes]
     out ["started"] once the setup has run; ["test", index, passed, detail] for each snippet, in order;
         ["done", why the candidate is gone or ""] | ["broken", text] when the author's setup failed, or a test
         needs what is not here
+A message with one descriptor, a socket, asks whether the server is alive: it answers there with `ready`.
+
+Whose failure it is: until "started", and where a test cannot run here at all, the author's or ours ("broken"). After
+"started" everything else is a failed test, running out of memory included: the candidate's data may have caused it.
 """
 
 from __future__ import annotations
@@ -17,15 +22,18 @@ from __future__ import annotations
 import builtins
 import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
 
-from rollout.verify.guest.codec import CodecError, Listed, Opaque, decode, encode
+from rollout.verify.guest.codec import CodecError, Listed, Opaque, bounded_text, candidate_message, decode, encode
 
 _MAX_JOB = 1 << 26
 _MAX_DETAIL = 2000
+_MAX_RANGE = 1_000_000
+"""A test may make a list of what it gets."""
 _FRAME_HEADER = 4
 
 
@@ -62,7 +70,7 @@ class Stream:
         size = int.from_bytes(self._read(_FRAME_HEADER), "big")
         if size > self._max_bytes:
             raise CodecError(f"a frame of {size} bytes")
-        frame = decode(self._read(size), open_listed=self._open_listed)
+        frame = decode(self._read(size), open_listed=self._open_listed, max_range=_MAX_RANGE)
         if not isinstance(frame, list):
             raise CodecError("a frame that is no list")
         return frame
@@ -100,19 +108,33 @@ class Proxies:
         if self.gone:
             raise CandidateGone(self.gone)
         self._number += 1
+        number = self._number
         self.last_call = [name, arguments]
         try:
-            self._stream.send(["call", self._number, name, arguments, self._mutates])
-            kind, number, *rest = self._stream.receive()
-            if number != self._number or len(rest) != 2 or kind not in ("result", "error"):
+            self._stream.send(["call", number, name, arguments, self._mutates])
+            kind, answered, value, more = self._answer()
+            if answered != number:
                 raise CodecError("an answer to no question")
         except (EOFError, OSError):
             self.gone = "ended"
             raise CandidateGone(self.gone) from None
-        except ValueError as error:
+        except CodecError as error:
             self.gone = f"protocol: the program sent {error}"
             raise CandidateGone(self.gone) from None
-        return self._result(rest[0], rest[1], arguments) if kind == "result" else self._error(rest[0], rest[1])
+        except MemoryError:
+            self.gone = "protocol: the program sent more than the judge can hold"
+            raise CandidateGone(self.gone) from None
+        if kind == "result":
+            return self._result(value, more, arguments)
+        assert isinstance(value, str)
+        assert isinstance(more, str)
+        return self._error(value, more)
+
+    def _answer(self) -> list[object]:
+        message = candidate_message(self._stream.receive())
+        if message[0] not in ("result", "error"):
+            raise CodecError("an answer to no question")
+        return message
 
     def told(self) -> str:
         """The last call in words."""
@@ -120,9 +142,9 @@ class Proxies:
             return ""
         name, arguments, *rest = self.last_call
         assert isinstance(arguments, list)
-        call = f"{name}({', '.join(map(_short, arguments))})"
-        if rest[:1] == ["returned"]:
-            return f"{call} returned {_short(rest[1])}"
+        call = f"{name}({', '.join(map(bounded_text, arguments))})"
+        if rest and rest[0] == "returned":
+            return f"{call} returned {bounded_text(rest[1])}"
         return f"{call} raised {rest[1]}: {rest[2]}" if rest else call
 
     def _result(self, value: object, mutated: object, arguments: list[object]) -> object:
@@ -132,11 +154,11 @@ class Proxies:
         self.last_call += ["returned", value]
         return value
 
-    def _error(self, type_name: object, text: object) -> object:
+    def _error(self, type_name: str, text: str) -> object:
         self.last_call += ["raised", type_name, text]
-        kind = getattr(builtins, str(type_name), None)
+        kind = getattr(builtins, type_name, None)
         if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _UNSAFE):
-            self.raised = kind(str(text))
+            self.raised = kind(text)
         else:
             self.raised = CandidateError(f"{type_name}: {text}")
         raise self.raised
@@ -165,33 +187,47 @@ def _iterate(listed: Listed) -> Iterator[object]:
         raise CandidateError("the iterator is too long")
 
 
-def _short(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an int with too many digits to print
-        text = f"<{type(value).__name__}>"
-    return text if len(text) <= 200 else text[:199] + "…"
-
-
 _BROKEN_TEST = (ImportError, SyntaxError)
 """Raised by test code itself, these say that the test cannot run here; the candidate is not judged by it."""
+
+
+class BrokenTestError(Exception):
+    """A test cannot run here, whatever the candidate is."""
 
 
 def _test(snippet: str, namespace: dict[str, object], proxies: Proxies) -> tuple[bool, str]:
     proxies.last_call = []
     try:
         exec(compile(snippet, "<test>", "exec", dont_inherit=True), namespace)
-    except CandidateGone as error:
-        return False, str(error)
-    except BaseException as error:  # an author's test ends by any exception: that is its verdict
-        if isinstance(error, _BROKEN_TEST) and error is not proxies.raised:
-            raise
-        text = f"{type(error).__name__}: {str(error)[:500]}" if str(error) else type(error).__name__
-        return False, "\n".join(part for part in (snippet.strip()[:600], text, proxies.told()) if part)[:_MAX_DETAIL]
+    except CandidateGone:
+        return False, proxies.gone
+    except BaseException as error:  # noqa: BLE001 - an author's test ends by any exception: that is its verdict
+        if _is_broken(error, proxies):
+            raise BrokenTestError(_described(error)) from None
+        try:
+            parts = (snippet.strip()[:600], _described(error), proxies.told())
+            return False, "\n".join(part for part in parts if part)[:_MAX_DETAIL]
+        except MemoryError:
+            return False, "MemoryError"
     return (False, proxies.gone) if proxies.gone else (True, "")
 
 
-def _job(candidate: socket.socket, stream: Stream) -> None:
+def _is_broken(error: BaseException, proxies: Proxies) -> bool:
+    """Whether the test itself cannot run here. A SyntaxError after a call may come of parsing the candidate's data."""
+    if not isinstance(error, _BROKEN_TEST) or error is proxies.raised:
+        return False
+    of_the_test = isinstance(error, SyntaxError) and error.filename == "<test>"
+    return isinstance(error, ImportError) or of_the_test or not proxies.last_call
+
+
+def _described(error: BaseException) -> str:
+    """Type and text of an exception that may hold the candidate's data. Never raises."""
+    text = bounded_text(error, str, 500)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _prepare(candidate: socket.socket, stream: Stream) -> tuple[list[object], dict[str, object], Proxies]:
+    """Runs the author's setup: the snippets, their namespace, and the candidate's functions in it."""
     _, setup, snippets, entry_points, mutates, max_bytes = stream.receive()
     assert isinstance(setup, str)
     assert isinstance(snippets, list)
@@ -202,22 +238,30 @@ def _job(candidate: socket.socket, stream: Stream) -> None:
     sys.modules["tests"] = module
     namespace = module.__dict__
     exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
-    stream.send(["started"])
     namespace.update((name, proxies.function(name)) for name in entry_points)
-    for index, snippet in enumerate(snippets):
-        passed, detail = _test(snippet, namespace, proxies)
-        stream.send(["test", index, passed, detail])
-    stream.send(["done", proxies.gone])
+    return snippets, namespace, proxies
 
 
 def _child(message: bytes, candidate: socket.socket, stream_socket: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    signal.setitimer(signal.ITIMER_REAL, float(message.split()[0]))
+    lifetime_s, memory_bytes = message.split()[:2]
+    signal.setitimer(signal.ITIMER_REAL, float(lifetime_s))
     stream = Stream(stream_socket, _MAX_JOB)
     try:
-        _job(candidate, stream)
-    except BaseException as error:  # noqa: BLE001 - the author's setup failed, or the engine went away: not the candidate's doing
-        stream.send(["broken", f"{type(error).__name__}: {str(error)[:500]}"])
+        resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), int(memory_bytes)))
+        snippets, namespace, proxies = _prepare(candidate, stream)
+    except BaseException as error:  # noqa: BLE001 - the author's setup failed: not the candidate's doing
+        stream.send(["broken", _described(error)])
+        return
+    stream.send(["started"])
+    try:
+        for index, snippet in enumerate(snippets):
+            assert isinstance(snippet, str)
+            stream.send(["test", index, *_test(snippet, namespace, proxies)])
+    except BrokenTestError as error:
+        stream.send(["broken", str(error)])
+        return
+    stream.send(["done", proxies.gone])
 
 
 def main() -> None:
@@ -230,7 +274,11 @@ def main() -> None:
         message, descriptors, _, _ = socket.recv_fds(control, 4096, 2)
         if not message:
             return
-        for name in message.split()[1:]:
+        if len(descriptors) == 1:
+            with socket.socket(fileno=descriptors[0]) as asker, contextlib.suppress(OSError):
+                asker.send(b"ready")
+            continue
+        for name in message.split()[2:]:
             with contextlib.suppress(ImportError):  # a test that needs it will say so
                 __import__(name.decode())
         candidate, stream = (socket.socket(fileno=fd) for fd in descriptors)

@@ -6,7 +6,6 @@ one process, in order.
 
 from __future__ import annotations
 
-import reprlib
 from functools import lru_cache
 from typing import Any
 
@@ -18,8 +17,9 @@ from rollout.types import TestResult
 from rollout.verify.candidate import Candidate
 from rollout.verify.channel import ChannelClosed
 from rollout.verify.compare import equal, materialized
-from rollout.verify.guest.codec import KINDS, encode
+from rollout.verify.guest.codec import encode
 from rollout.verify.layers.result import MAX_DETAIL
+from rollout.verify.layers.shown import cut, shown
 
 PIPELINED_BYTES = 32 * 1024
 """Calls that fit the socket's buffer together are sent at once; larger ones each after the last answer,
@@ -55,7 +55,7 @@ async def _ask(candidate: Candidate, tests: CaseTests, calls: list[list[Any]], r
         frame = await candidate.receive()
         if candidate.failure:
             return
-        if len(frame) != 4 or frame[0] not in ("result", "error") or frame[1] != i:
+        if frame[0] not in ("result", "error") or frame[1] != i:
             candidate.failure = "protocol: an answer to no question"
             return
         results.append(_result(tests, i, call[2], frame))
@@ -65,48 +65,19 @@ def _result(tests: CaseTests, i: int, entry_point: str, frame: list[Any]) -> Tes
     case = tests.cases[i]
     kind, _, value, more = frame
     if kind == "error":
-        got = f"raised {str(value)[:100]}: {str(more)[:1200]}"
+        got = f"raised {value[:100]}: {more[:1200]}"
     else:
         value = materialized(value) if tests.materialize else value
         atol = tests.atol if case.atol is None else case.atol
         if equal(parsed(tests)[i][1], value, atol):
             return TestResult(name=str(i), passed=True)
         got = f"returned {shown(value)}"
-    call = f"{entry_point}({_cut(case.args.strip()[1:-1], 300)})"
+    call = f"{entry_point}({cut(case.args.strip()[1:-1], 300)})"
     return TestResult(
-        name=str(i), passed=False, detail=f"{call} {got}, expected {_cut(case.expected, 300)}"[:MAX_DETAIL]
+        name=str(i), passed=False, detail=f"{call} {got}, expected {cut(case.expected, 300)}"[:MAX_DETAIL]
     )
 
 
 @lru_cache(maxsize=1024)
 def _encoded_size(tests: CaseTests) -> int:
     return sum(len(encode(arguments, 1 << 26)) + 64 for arguments, _ in parsed(tests))
-
-
-class _Shown(reprlib.Repr):
-    """A bounded text of a value that may come from anyone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel = 8
-        self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdict = 30
-        self.maxstring = self.maxother = self.maxlong = 300
-
-    def repr_Unhashed(self, value: Any, level: int) -> str:
-        items = ", ".join(self.repr1(item, level - 1) for item in value.items[:30])
-        return KINDS[value.kind] + f"([{items}])"
-
-    def repr_Listed(self, value: Any, level: int) -> str:
-        return f"an iterator of {self.repr1(value.items, level - 1)}"
-
-
-def shown(value: Any) -> str:
-    """A bounded text of a decoded value."""
-    try:
-        return _cut(_Shown().repr(value), 600)
-    except ValueError:  # an int with too many digits to print
-        return f"<{type(value).__name__}>"
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"

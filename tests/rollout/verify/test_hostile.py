@@ -6,10 +6,11 @@ import hashlib
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 from rollout.tasks.types import Case, CaseTests, CodeTests, Task, TaskLimits
-from rollout.types import Reward
+from rollout.types import Invalid, Reward, Verdict
 
 pytestmark = pytest.mark.anyio
 
@@ -41,6 +42,8 @@ def text(value):
 def message(*parts):
     return b"l" + len(parts).to_bytes(4, "big") + b"".join(parts)
 NUMBER = lambda n: b"i" + n.to_bytes(8, "big")
+HUGE = b"I" + (4000).to_bytes(4, "big") + b"\\1" * 4000
+DEEP = b"l\\0\\0\\0\\1" * 60 + HUGE
 """
 LIAR = """
 class Liar:
@@ -89,6 +92,31 @@ PROGRAMS = {
     "a patched codec": "import __main__\n__main__.encode = lambda *a, **k: b'T'\ndef f(x): return 0",
     "patched builtins": "import builtins as b\nb.isinstance = lambda *a: True\nb.len = lambda x: 2\ndef f(x): return 0",
     "an import of the tests": "from tests import *\nimport tests\nf = tests.f",
+    "a number too long to print where a failure's type belongs": FORGE
+    + "forge(message(text('failed'), HUGE, text('x')))",
+    "a number too long to print where a failure's text belongs": FORGE
+    + "forge(message(text('failed'), text('x'), HUGE))",
+    "a number too long to print where a kind belongs": FORGE + "forge(message(HUGE, HUGE, HUGE))",
+    "an error's type that is no text": FORGE
+    + "def f(x): forge(*(message(text('error'), NUMBER(i), HUGE, text('x')) for i in range(2)))",
+    "an error's type that is no text, in the first answer to a judge": FORGE
+    + "def f(x): forge(message(text('error'), NUMBER(1), HUGE, text('x')))",
+    "an error's text that is no text": FORGE
+    + "def f(x): forge(message(text('error'), NUMBER(1 if x == 2 else 0), text('ValueError'), DEEP))",
+    "an answer's number that is no number": FORGE + "def f(x): forge(message(text('result'), DEEP, b'N', b'N'))",
+    "an answer with too few fields": FORGE + "def f(x): forge(message(text('error'), NUMBER(0)))",
+    "an empty answer": FORGE + "def f(x): forge(message())",
+    "a result nested and too long to print": FORGE
+    + "def f(x): forge(message(text('result'), NUMBER(0), DEEP, DEEP), message(text('result'), NUMBER(1), DEEP, DEEP))",
+    "a printable type's unprintable value": "def f(x): return [{10 ** 5000: range(10 ** 5000)}, {range(10 ** 5000)}]",
+    "surrogates in an error": "def f(x): raise ValueError('\\ud800 bad')",
+    "surrogates in an error's name": "def f(x): raise type('\\ud800', (Exception,), {})('\\udfff')",
+    "surrogates at load": "raise ValueError('\\ud800 bad')",
+    "surrogates in a result": "def f(x): return ['\\ud800', {'\\udfff': b'\\xff'}]",
+    "surrogates in a forged opaque value": FORGE
+    + "S = b's\\0\\0\\0\\3\\xed\\xa0\\x80'\ndef f(x):\n"
+    + " forge(*(message(text('result'), NUMBER(i), b'o' + S + S, b'N') for i in (0, 1)))",
+    "surrogates in the source": "x = '\ud800'\ndef f(x): return 0",
     "a bomb of processes": "import os\ndef f(x):\n while True:\n  try: os.fork()\n  except OSError: pass",
 }
 
@@ -101,6 +129,8 @@ async def test_no_trick_earns_a_reward_or_makes_a_verdict_invalid(open_verifier:
             verdict = await verifier.verify(task, program)
             assert verdict.reward == Reward(0.0), (name, verdict)
             assert verdict.layers[0].evidence, name
+            assert msgspec.json.decode(msgspec.json.encode(verdict), type=Verdict) == verdict, name
+            assert msgspec.msgpack.encode(verdict), name
 
         with anyio.fail_after(100):
             async with anyio.create_task_group() as group:
@@ -194,3 +224,59 @@ async def test_the_same_submission_gets_the_same_verdict_even_on_the_order_of_a_
     async with open_verifier() as verifier:
         evidence = {(await verifier.verify(CASES, program)).layers[0].evidence for _ in range(4)}
     assert len(evidence) == 1
+
+
+async def test_values_that_equal_nothing_are_compared_in_sets_and_as_keys(open_verifier: Any) -> None:
+    cases = (Case(args="[1]", expected="{1, 2}"), Case(args="[2]", expected="{1: 2}"))
+    task = Task(id="h/sets", prompt="", entry_points=("f",), hidden_tests=CaseTests(cases=cases), limits=LIMITS)
+    program = "def f(x): return {range(10 ** 5000), 1} if x == 1 else {range(10 ** 5000): 2}"
+    async with open_verifier() as verifier:
+        assert (await verifier.verify(task, program)).reward == Reward(0.0)
+
+
+IN_THE_JUDGE = {
+    "a long range made a tuple": ("assert tuple(f(1)) == (1, 2)", "return range(5 * 10 ** 6)"),
+    "an endless range": ("assert sum(f(1)) == 3", "return range(10 ** 5000)"),
+    "a huge factor": ("assert len([0] * f(1)) == 3", "return 10 ** 9"),
+    "a huge range of the test's": ("assert list(range(f(1))) == [0]", "return 10 ** 9"),
+    "memory that stays taken": ("x = []\nn = f(1)\nwhile n: x.append(bytearray(1 << 20))", "return 1"),
+    "a message that cannot be printed": ("got = f(1)\nassert got == 2, got", "return 10 ** 5000"),
+    "a key that cannot be printed": ("assert {}[f(1)]", "return 10 ** 5000"),
+    "an argument that cannot be printed": ("assert f(f(1)) == 2", "return 10 ** 5000"),
+    "a text that is no source": ("assert eval(f(1)) == 3", "return '1 +'"),
+    "an error of an import": ("assert f(1) == 3", "raise ImportError('x')"),
+    "surrogates": ("got = f(1)\nassert got == 2, got", "return '\\ud800'"),
+    "surrogates in an error that a test shows": ("assert f(1) == 3", "raise KeyError('\\ud800')"),
+}
+
+
+@pytest.mark.parametrize("name", IN_THE_JUDGE)
+async def test_what_a_test_makes_of_hostile_data_is_a_failed_verdict(open_verifier: Any, name: str) -> None:
+    snippet, body = IN_THE_JUDGE[name]
+    task = Task(id="h/j", prompt="", entry_points=("f",), hidden_tests=CodeTests(snippets=(snippet, "f(2)")))
+    async with open_verifier() as verifier:
+        with anyio.fail_after(40):
+            verdict = await verifier.verify(task, f"def f(x): {body}")
+        assert verdict.reward == Reward(0.0), verdict
+        assert verdict.layers[0].evidence
+        assert msgspec.json.encode(verdict)
+        assert verifier.num_faults == 0
+
+
+async def test_a_job_that_hostile_data_ends_fails_in_the_last_try_and_leaves_the_judge_alive(
+    open_verifier: Any,
+) -> None:
+    tests = CodeTests(snippets=("import ctypes\nctypes.string_at(f(1))", "assert f(2) == 1"))
+    task = Task(id="h/crash", prompt="", entry_points=("f",), hidden_tests=tests)
+    async with open_verifier(retries=1) as verifier:
+        verdict = await verifier.verify(task, "def f(x): return 1")
+        assert verdict.reward == Reward(0.0)
+        assert "the judge ended while it tested" in verdict.layers[0].evidence
+        assert verifier.num_faults == 1
+
+
+async def test_a_test_that_cannot_run_stays_a_fault_even_after_a_call(open_verifier: Any) -> None:
+    snippet = "assert f(1) == 1\nimport no_such_module"
+    task = Task(id="h/i", prompt="", entry_points=("f",), hidden_tests=CodeTests(snippets=(snippet,)))
+    async with open_verifier() as verifier:
+        assert isinstance((await verifier.verify(task, "def f(x): return 1")).reward, Invalid)
