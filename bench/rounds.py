@@ -22,6 +22,9 @@ Operation = Callable[[int], Awaitable[float | None]]
 which the part that matters was done."""
 
 
+_MIN_ROUNDS = 2
+
+
 class Batch(msgspec.Struct, kw_only=True):
     """What one peer did in one round."""
 
@@ -132,14 +135,20 @@ async def timed(operation: Operation, concurrency: int, slice_s: float) -> Batch
 
 
 async def interleave(
-    peers: Sequence[Peer], *, concurrency: int, rounds: int, slice_s: float, condition: str = ""
+    peers: Sequence[Peer], *, concurrency: int, rounds: int, slice_s: float, budget_s: float = 60.0, condition: str = ""
 ) -> dict[str, Series]:
-    """Runs all peers in each of `rounds` rounds, after one short batch each that does not count."""
+    """Runs all peers in each of `rounds` rounds, after one short batch each that does not count.
+
+    On a busy machine the rounds end early, after two at least, once they have taken `budget_s`.
+    """
     condition = condition or f"concurrency {concurrency}"
     series = {peer.name: Series(peer.name, condition) for peer in peers}
     for peer in peers:
         await peer.batch(1, 0.0)
+    began = time.monotonic()
     for number in range(rounds):
+        if number >= _MIN_ROUNDS and time.monotonic() - began > budget_s:
+            break
         turn = number % len(peers)
         for peer in (*peers[turn:], *peers[:turn]):
             series[peer.name].batches.append(await peer.batch(concurrency, slice_s))

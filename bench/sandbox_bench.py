@@ -42,13 +42,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = 12
     slice_s: float = 0.5
     """Of one peer in one round."""
+    budget_s: float = 60.0
+    """Of one concurrency, after which no new round begins."""
     resident_bytes: int = 4 * GIB
-    resident_rounds: int = 6
+    resident_rounds: int = 8
     bwrap: str | None = None
     state_dir: str | None = None
 
 
-QUICK = Plan(rounds=3, slice_s=0.25, resident_bytes=512 * MIB, resident_rounds=3)
+QUICK = Plan(rounds=3, slice_s=0.25, budget_s=8.0, resident_bytes=512 * MIB, resident_rounds=3)
 
 
 async def run(quick: bool) -> Findings:
@@ -71,7 +73,13 @@ async def measure(plan: Plan) -> Findings:
         for concurrency in plan.concurrencies:
             async with _live(host, concurrency) as boxes:
                 peers = [*others, Async(CREATE, cold(host)), Async(LIVE, _live_command(boxes))]
-                series = await interleave(peers, concurrency=concurrency, rounds=plan.rounds, slice_s=plan.slice_s)
+                series = await interleave(
+                    peers,
+                    concurrency=concurrency,
+                    rounds=plan.rounds,
+                    slice_s=plan.slice_s,
+                    budget_s=plan.budget_s,
+                )
             series[FIRST] = series[CREATE].inner(FIRST)
             findings.measures += [series[peer.name].measure() for peer in others]
             findings.measures += [series[name].measure(rate=name != FIRST) for name in (CREATE, FIRST, LIVE)]
