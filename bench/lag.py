@@ -1,7 +1,8 @@
 """How long the event loop was not free: a heartbeat on the loop, and how late each beat came.
 
 Invariant: `lags_s` are wall times; `stalls_s` leave out what the loop's thread spent waiting for a CPU that other
-processes had, as the kernel counts it, so that they show what our own code and our own system calls held up.
+processes had, as the kernel counts it (where it does not, they equal the lags), so that they show what our own code and
+our own system calls held up. There is at least one of each.
 """
 
 from __future__ import annotations
@@ -36,22 +37,21 @@ class LagProbe:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._timer.cancel()
+        self._note()
         if self._schedstat is not None:
             os.close(self._schedstat)
 
-    @property
-    def exact(self) -> bool:
-        """Can waiting for a CPU be told apart here? Else `stalls_s` equals `lags_s`."""
-        return self._schedstat is not None
-
     def _beat(self) -> None:
+        self._note()
+        self._due = time.perf_counter() + self._beat_s
+        self._timer = self._loop.call_later(self._beat_s, self._beat)
+
+    def _note(self) -> None:
         waited_s = self._queue_wait_s()
         lag_s = max(0.0, time.perf_counter() - self._due)
         self.lags_s.append(lag_s)
         self.stalls_s.append(max(0.0, lag_s - (waited_s - self._waited_s)))
         self._waited_s = waited_s
-        self._due = time.perf_counter() + self._beat_s
-        self._timer = self._loop.call_later(self._beat_s, self._beat)
 
     def _queue_wait_s(self) -> float:
         """Seconds that this thread has ever waited on a run queue."""

@@ -22,7 +22,7 @@ import numpy as np
 from bench.lag import LagProbe
 from bench.lane_data import with_last
 from bench.records import CannotMeasure
-from bench.rounds import Batch
+from bench.rounds import Batch, percentile
 from rollout.lane.batch import FrameParts
 from rollout.lane.control import StepDone
 from rollout.lane.errors import PeerGone
@@ -49,7 +49,8 @@ class BurstPeer:
         self._num_batches = num_batches
         self.lags_s: list[float] = []
         """How late the heartbeats on the sending loop came, all batches together."""
-        self.stalls_s: list[float] = []
+        self.stall_p99s_s: list[float] = []
+        """Of each batch, the first one included: how long the loop was held up, without waiting for a CPU."""
 
     async def batch(self, concurrency: int, slice_s: float) -> Batch:
         """Bursts, one after the other, until the slice is over."""
@@ -62,7 +63,7 @@ class BurstPeer:
                 samples_s.append((time.perf_counter() - start) / self._num_batches)
             wall_s = time.perf_counter() - began
         self.lags_s += probe.lags_s
-        self.stalls_s += probe.stalls_s
+        self.stall_p99s_s.append(percentile(probe.stalls_s, 0.99))
         return Batch(samples_s=samples_s, wall_s=wall_s, num_operations=self._num_batches * len(samples_s))
 
 

@@ -40,7 +40,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     p50: float
     """Median over rounds of each round's median."""
     p99: float
-    """99th percentile of all samples of all rounds."""
+    """99th percentile of all samples of all rounds; where the samples are rounds, the worst."""
     per_second: float | None
     """Operations per second, median over rounds; None where a rate means nothing."""
     n: int

@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import anyio
+import msgspec
 import numpy as np
 import pytest
 
@@ -51,8 +52,6 @@ async def test_the_sandbox_benchmark_makes_one_claim_for_each_promised_figure(st
 
 
 def _with(state_dir: Path) -> sandbox_bench.Plan:
-    import msgspec
-
     return msgspec.structs.replace(_SANDBOX, state_dir=str(state_dir))
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import anyio
 import msgspec
 import pytest
 from rich.console import Console
@@ -199,9 +200,16 @@ async def test_every_peer_has_its_turn_in_every_round_and_the_order_changes() ->
 
 
 @pytest.mark.anyio
-async def test_workers_of_a_batch_run_at_the_same_time_and_each_at_least_once() -> None:
-    import anyio
+async def test_a_spent_budget_ends_the_rounds_but_never_before_two() -> None:
+    async def operate(worker: int) -> None:
+        return None
 
+    series = await interleave([Async("a", operate)], concurrency=1, rounds=9, slice_s=0.0, budget_s=0.0)
+    assert len(series["a"].batches) == 2
+
+
+@pytest.mark.anyio
+async def test_workers_of_a_batch_run_at_the_same_time_and_each_at_least_once() -> None:
     arrived: set[int] = set()
     all_there = anyio.Event()
 
