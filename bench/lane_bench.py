@@ -21,9 +21,9 @@ from bench.runner import Findings
 from rollout.lane.ring import LaneWriter
 
 LANE = "lane"
-PACKED = "multiprocessing.Queue, packed arrays"
-ARRAYS = "multiprocessing.Queue, arrays per trajectory"
-COPY = "plain copy in one process (ceiling)"
+PACKED = "mp.Queue, packed arrays"
+ARRAYS = "mp.Queue, per trajectory"
+COPY = "plain copy (ceiling)"
 _STALL_MS = 2.0
 
 
@@ -79,6 +79,7 @@ async def measure(plan: Plan) -> Findings:
     findings.notes += [
         f"times are per batch, in bursts of up to {plan.burst}, until the consumer process has it in its own memory; "
         "the lane's include both checksums",
+        "mp.Queue: multiprocessing.Queue, which pickles numpy arrays; plain copy: within one process",
         "GB/s: 9 bytes per token; its p99 is the lowest round",
         "loop lag: how late a 1 ms heartbeat on the sending loop came, with whatever else the machine did; the claim "
         "leaves out waiting for a CPU that other processes had, and takes the median over rounds",
@@ -135,7 +136,7 @@ class _Copy:
 def _throughput(series: Series, nbytes: int) -> Measure:
     rates = [nbytes * rate / 1e9 for rate in series.rates]
     return Measure(
-        name=f"{series.name}: throughput",
+        name=series.name,
         condition=series.condition,
         unit="GB/s",
         p50=statistics.median(rates),

@@ -28,7 +28,7 @@ _NEEDED = 2
 _PAGE = mmap.PAGESIZE
 _STALL_MS = 5.0
 _RATIO = 1.2
-_OUR_START = "our start to first result"
+_OUR_START = "ours: create to first result"
 _BARE = "bare asyncio subprocess"
 
 
@@ -59,7 +59,7 @@ class _Watched:
         """The row of the largest stall in each round."""
         worst_ms = [1e3 * stall_s for stall_s in self.worst_stalls_s[1:]]
         return Measure(
-            name=f"largest loop stall in a round: {self.name}",
+            name=f"loop stall: {self.name}",
             condition=condition,
             unit="ms",
             p50=statistics.median(worst_ms),
@@ -85,12 +85,12 @@ async def measure(start: Operation, ballast_bytes: int, rounds: int, slice_s: fl
             skipped=[Skipped(name=f"{size} resident", reason=reason)],
             claims=[claim(ratio_name, None, "x", "<=", _RATIO), claim(stall_name, None, "ms", "<=", _STALL_MS)],
         )
-    with_ballast = f", {size} resident"
-    lean, heavy = _Watched(_OUR_START, start, 0), _Watched(_OUR_START + with_ballast, start, ballast_bytes)
-    bare, bare_heavy = _Watched(_BARE, _bare, 0), _Watched(_BARE + with_ballast, _bare, ballast_bytes)
+    condition = f"with and without {size} resident in the engine's process"
+    variants = ((", without", 0), (", with", ballast_bytes))
+    lean, heavy = (_Watched(_OUR_START + words, start, nbytes) for words, nbytes in variants)
+    bare, bare_heavy = (_Watched(_BARE + words, _bare, nbytes) for words, nbytes in variants)
     quiet = _Watched("nothing", _nothing, 0)
     peers = (lean, heavy, bare, bare_heavy, quiet)
-    condition = f"with {size} resident in the engine's process"
     series = await interleave(peers, concurrency=1, rounds=rounds, slice_s=slice_s, condition=condition)
     for peer in (lean, heavy):
         series[peer.name] = series[peer.name].inner(peer.name)

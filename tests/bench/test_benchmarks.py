@@ -110,10 +110,13 @@ async def test_the_lane_benchmark_has_every_path_and_judges_the_packing() -> Non
     assert len(conditions) == 3
     for condition in conditions:
         names = _names(findings, condition)
-        paths = {"lane", "multiprocessing.Queue, arrays per trajectory", "plain copy in one process (ceiling)"}
+        paths = {"lane", "mp.Queue, per trajectory", "plain copy (ceiling)"}
         assert paths <= set(names)
-        assert {f"{path}: throughput" for path in paths} <= set(names)
+        rated = {measure.name for measure in findings.measures if measure.unit == "GB/s"}
+        assert paths <= rated
         assert "lane: loop lag" in names
+    keys = [(measure.name, measure.condition, measure.unit) for measure in findings.measures]
+    assert len(set(keys)) == len(keys)
     assert _claim(findings, "held up").target == "<= 2"
 
 
