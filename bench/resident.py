@@ -78,7 +78,7 @@ async def measure(state_dir: str | None, ballast_bytes: int, rounds: int, slice_
     """
     size = _spoken(ballast_bytes)
     ratio_name = f"create to first result with {size} resident / without, p50"
-    stall_name = f"largest event-loop stall from starts with {size} resident, median over rounds"
+    stall_name = f"largest event-loop stall from a start with {size} resident"
     available = available_bytes()
     if available < _NEEDED * ballast_bytes:
         needed, there = _spoken(_NEEDED * ballast_bytes), _spoken(available)
@@ -105,7 +105,7 @@ async def measure(state_dir: str | None, ballast_bytes: int, rounds: int, slice_
         measures=[one.measure(rate=False) for one in timings] + stalls,
         claims=[
             claim(ratio_name, ratio(heavy, lean), "x", "<=", _RATIO),
-            claim(stall_name, stalls[1].p50, "ms", "<=", _STALL_MS),
+            claim(stall_name, stalls[1].p99, "ms", "<=", _STALL_MS),
         ],
         notes=_notes(subjects),
     )
@@ -116,7 +116,7 @@ def _notes(subjects: Sequence[_Subject]) -> list[str]:
     return [
         "a stall is how late a 1 ms heartbeat on the loop came, less what the loop's thread waited for a CPU while "
         "other processes had it; its p50 is the median over rounds of the largest in a round, its p99 the largest of "
-        f"all; stalls over {_STALL_MS:g} ms: {long}"
+        f"all; each batch follows one operation that does not count; stalls over {_STALL_MS:g} ms: {long}"
     ]
 
 
