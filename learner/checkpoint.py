@@ -7,6 +7,7 @@ one valid file remains at any time once there has been one.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -54,17 +55,50 @@ def save(folder: Path, progress: Progress, state: dict[str, Any], *, keep: int) 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(folder)
-        with open(temporary, "wb") as file:
-            torch.save({"format": _FORMAT, "progress": asdict(progress), **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(temporary, path)
+        try:
+            _write(temporary, {"format": _FORMAT, "progress": asdict(progress), **state})
+            os.rename(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
         _sync_folder(folder)
         for old in _newest_first(folder)[keep:]:
             old.unlink()
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be written: {error}") from error
+        raise CheckpointError(f"{path} cannot be written: {error.strerror or error}") from error
     return path
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    """Writes and syncs; OSError when the disk refuses, whatever torch makes of that."""
+    with _Recording(path) as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError:
+            # torch's archive writer reports a failed write by a position that it did not expect.
+            if file.refusal is not None:
+                raise file.refusal from None
+            raise
+        os.fsync(file.fileno())
+
+
+class _Recording(io.FileIO):
+    """An unbuffered file for writing that remembers the first refusal of the disk."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "wb")
+        self.refusal: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """All of `data`."""
+        view = memoryview(data).cast("B")
+        total = len(view)
+        try:
+            while view:
+                view = view[super().write(view) or 0 :]
+        except OSError as error:
+            self.refusal = self.refusal or error
+            raise
+        return total
 
 
 def load_newest(folder: Path) -> tuple[Progress, dict[str, Any]] | None:

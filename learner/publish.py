@@ -46,6 +46,7 @@ class Publisher:
         """Publishes the present weights as the next version; returns the seconds it took.
 
         Raises:
+            CheckpointError: the version cannot be recorded.
             WeightsFault: the policy server is gone, refused them, or took too long.
         """
         began = time.monotonic()
@@ -73,5 +74,9 @@ class Publisher:
 
     def _record(self) -> None:
         temporary = self._path.with_suffix(".tmp")
-        temporary.write_text(f"{self.version}\n")
-        os.replace(temporary, self._path)
+        try:
+            temporary.write_text(f"{self.version}\n")
+            os.replace(temporary, self._path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise CheckpointError(f"{self._path} cannot be written: {error.strerror or error}") from error

@@ -112,10 +112,12 @@ class Trainer:
             CheckpointError: it is of another model.
         """
         try:
+            _check_fits(self.model.state_dict(), state["model"])
             self.model.load_state_dict(state["model"])
             self._optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
-            raise CheckpointError(f"the checkpoint is of another model: {error}") from error
+            first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CheckpointError(f"the checkpoint is of another model or optimizer: {first_line}") from error
         torch.set_rng_state(state["rng"]["cpu"])
         if self._device.type == "cuda" and state["rng"]["cuda"]:
             torch.cuda.set_rng_state_all(state["rng"]["cuda"])
@@ -150,7 +152,8 @@ class Trainer:
 
     def _shares(self, batch: StepBatch) -> list[list[int]]:
         """Sequences of each mini-batch: whole trajectories, shuffled by seed and step, in equal shares."""
-        generator = torch.Generator().manual_seed(self._config.seed * 1_000_003 + batch.step)
+        # torch takes 64 bits of seed.
+        generator = torch.Generator().manual_seed((self._config.seed * 1_000_003 + batch.step) % 2**63)
         num = len(batch.rewards)
         num_shares = max(1, min(self._config.rl.minibatches, num))
         share_of = torch.empty(num, dtype=torch.int64)
@@ -210,6 +213,20 @@ class Trainer:
             "staleness_mean": float(staleness.mean()) if len(staleness) else 0.0,
             "staleness_max": float(staleness.max()) if len(staleness) else 0.0,
         }
+
+
+def _check_fits(model: dict[str, Tensor], saved: dict[str, Tensor]) -> None:
+    """Says in one line how a checkpoint's tensors differ from the model's."""
+    ours = {name: tuple(tensor.shape) for name, tensor in model.items()}
+    theirs = {name: tuple(tensor.shape) for name, tensor in saved.items()}
+    differing = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    if differing:
+        name = differing[0]
+        raise CheckpointError(
+            f"the checkpoint is of another model than config.json describes: {len(differing)} tensors differ, "
+            f"first {name}: {theirs.get(name, 'absent')} in the checkpoint, {ours.get(name, 'absent')} in the model; "
+            "undo the change of learner.model, or start a new run"
+        )
 
 
 def _throughput(batch: StepBatch, began: float) -> dict[str, float]:

@@ -11,15 +11,16 @@ from typing import Literal
 
 import msgspec
 
+from rollout.config.bounds import MAX_COUNT, MAX_SEED, MAX_THREADS
 from rollout.errors import ConfigError
 
 LossType = Literal["dapo", "grpo", "dr_grpo"]
 
 
-def _at_least(prefix: str, config: msgspec.Struct, field: str, low: int) -> None:
+def _count(prefix: str, config: msgspec.Struct, field: str, low: int, high: int = MAX_COUNT) -> None:
     value = getattr(config, field)
-    if value < low:
-        raise ConfigError(f"{prefix}.{field}", value, f"must be at least {low}")
+    if not low <= value <= high:
+        raise ConfigError(f"{prefix}.{field}", value, f"must lie between {low} and {high}")
 
 
 def _between(prefix: str, config: msgspec.Struct, field: str, low: float, high: float) -> None:
@@ -49,9 +50,22 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         for field in ("dim", "layers", "heads", "max_len"):
-            _at_least("learner.model", self, field, 1)
-        for field in ("vocab_size", "eos_token_id", "kv_heads", "seed"):
-            _at_least("learner.model", self, field, 0)
+            _count("learner.model", self, field, 1)
+        for field in ("vocab_size", "eos_token_id", "kv_heads"):
+            _count("learner.model", self, field, 0)
+        _count("learner.model", self, "seed", 0, MAX_SEED)
+        if self.path is None:
+            self._check_builtin()
+
+    def _check_builtin(self) -> None:
+        """The built-in decoder can be made of these sizes; a model folder brings its own."""
+        if self.dim % self.heads:
+            raise ConfigError("learner.model.heads", self.heads, f"must divide learner.model.dim = {self.dim}")
+        if self.dim // self.heads % 2:
+            remedy = f"leaves {self.dim // self.heads} dimensions a head (dim / heads), which must be an even number"
+            raise ConfigError("learner.model.heads", self.heads, remedy)
+        if self.kv_heads and self.heads % self.kv_heads:
+            raise ConfigError("learner.model.kv_heads", self.kv_heads, f"must divide heads = {self.heads}")
 
 
 class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -65,8 +79,8 @@ class SftConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """At the first step; falls linearly to 0 after the last."""
 
     def __post_init__(self) -> None:
-        _at_least("learner.sft", self, "steps", 0)
-        _at_least("learner.sft", self, "batch_size", 1)
+        _count("learner.sft", self, "steps", 0)
+        _count("learner.sft", self, "batch_size", 1)
         _between("learner.sft", self, "lr", 0.0, 1.0)
 
 
@@ -98,8 +112,8 @@ class RlConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         for field in ("steps", "constant_length_tokens"):
-            _at_least("learner.rl", self, field, 0)
-        _at_least("learner.rl", self, "minibatches", 1)
+            _count("learner.rl", self, field, 0)
+        _count("learner.rl", self, "minibatches", 1)
         _between("learner.rl", self, "lr", 0.0, 1.0)
         _between("learner.rl", self, "clip_low", 0.0, 1.0)
         _between("learner.rl", self, "clip_high", 0.0, 100.0)
@@ -137,12 +151,13 @@ class LearnerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """For the policy server to use new weights."""
 
     def __post_init__(self) -> None:
-        for field in ("token_budget", "logprob_chunk_tokens", "threads", "checkpoint_every", "keep"):
-            _at_least("learner", self, field, 1)
-        _at_least("learner", self, "checkpoint_every_sft", 1)
-        _at_least("learner", self, "seed", 0)
+        for field in ("token_budget", "logprob_chunk_tokens", "checkpoint_every", "checkpoint_every_sft", "keep"):
+            _count("learner", self, field, 1)
+        _count("learner", self, "threads", 1, MAX_THREADS)
+        _count("learner", self, "seed", 0, MAX_SEED)
         _between("learner", self, "max_grad_norm", 0.0, 1e9)
         _between("learner", self, "weight_decay", 0.0, 1.0)
-        _between("learner", self, "publish_timeout_s", 0.0, 86_400.0)
+        if not 0 < self.publish_timeout_s <= 86_400:
+            raise ConfigError("learner.publish_timeout_s", self.publish_timeout_s, "must lie in (0, 86400] seconds")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError("learner.betas", self.betas, "each must lie in [0, 1)")

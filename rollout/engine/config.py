@@ -7,7 +7,10 @@ import math
 import msgspec
 
 from rollout.advantage import Estimator
+from rollout.config.bounds import MAX_COUNT, MAX_SEED
 from rollout.errors import ConfigError
+
+MAX_STALENESS = 1_024
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,23 +44,29 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The run stops when more than this fraction of all attempts ended in a fault."""
     min_fault_attempts: int = 16
     """No run stops before this many attempts have ended."""
+    max_dropped_in_a_row: int = 64
+    """A training run stops after this many dropped groups without a complete one between them: no
+    optimizer step will ever come of it."""
     estimator: Estimator = "grpo_no_std"
     seed: int | None = 0
     """Seeds every request by group, sibling and turn; None leaves sampling to the server."""
 
     def __post_init__(self) -> None:
-        for field, low in (
-            ("group_size", 1),
-            ("groups_per_batch", 1),
-            ("max_staleness", 0),
-            ("max_episodes", 1),
-            ("max_tokens", 1),
-            ("max_context_tokens", 2),
-            ("max_sample_retries", 0),
-            ("min_fault_attempts", 1),
+        for field, low, high in (
+            ("group_size", 1, MAX_COUNT),
+            ("groups_per_batch", 1, MAX_COUNT),
+            ("max_staleness", 0, MAX_STALENESS),
+            ("max_episodes", 1, MAX_COUNT),
+            ("max_tokens", 1, MAX_COUNT),
+            ("max_context_tokens", 2, MAX_COUNT),
+            ("max_sample_retries", 0, MAX_COUNT),
+            ("min_fault_attempts", 1, MAX_COUNT),
+            ("max_dropped_in_a_row", 1, MAX_COUNT),
         ):
-            if getattr(self, field) < low:
-                raise ConfigError(f"engine.{field}", getattr(self, field), f"must be at least {low}")
+            if not low <= getattr(self, field) <= high:
+                raise ConfigError(f"engine.{field}", getattr(self, field), f"must lie between {low} and {high}")
+        if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError("engine.seed", self.seed, f"must lie between 0 and {MAX_SEED}")
         for field in ("max_episode_s", "request_timeout_s", "verify_timeout_s", "retry_backoff_s"):
             value = getattr(self, field)
             if not (math.isfinite(value) and value > 0):

@@ -19,6 +19,7 @@ from rollout.engine.metrics import EngineMetrics
 from rollout.engine.parts import Judge, Parts
 from rollout.engine.stream import GroupStream, RunOptions
 from rollout.environment.types import Environment
+from rollout.errors import RunFault
 from rollout.journal.records import EvalRecord
 from rollout.journal.writer import Journal
 from rollout.rendering.types import Renderer
@@ -101,7 +102,8 @@ class RolloutEngine:
             options: what differs from the configuration.
 
         Raises (from the iteration):
-            RunFault: faults passed the configured fraction; its cause is the last one.
+            RunFault: faults passed the configured fraction (its cause is the last one), or too many
+                groups in a row were dropped.
             JournalFault: the run directory cannot be written.
         """
         assert self._tasks is not None, "use the engine as an async context manager"
@@ -135,7 +137,7 @@ class RolloutEngine:
             progress: called with each group as it finishes; must not block.
 
         Raises:
-            Fault: as `run`.
+            RunFault: every group was dropped, so there is nothing to report; or as `run`.
 
         Cancellation ends its episodes.
         """
@@ -153,6 +155,8 @@ class RolloutEngine:
                     progress(group)
         finally:
             stream.stop("the evaluation was cancelled")
+        if tasks and not tally.num_samples:
+            raise RunFault(f"the evaluation {name} has no sample with a reward: {tally.main_cause()}")
         report = tally.report(
             name=name,
             temperature=self._parts.config.temperature if temperature is None else temperature,

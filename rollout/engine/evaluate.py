@@ -141,6 +141,15 @@ class EvalTally:
                 self._causes[trajectory.reward.reason] += 1
         self._rows[task.id] = _row(task, valid, len(group.trajectories) - len(valid))
 
+    @property
+    def num_samples(self) -> int:
+        """Samples with a reward so far."""
+        return sum(row.num_samples for row in self._rows.values())
+
+    def main_cause(self) -> str:
+        """The most frequent reason for a lost sample or group."""
+        return next((cause for cause, _ in self._causes.most_common(1)), "no group came back")
+
     def report(self, *, name: str, temperature: float, weight_version: int, wall_s: float) -> EvalReport:
         """The rates of everything counted so far, tasks in their given order."""
         rows = [self._rows[task_id] for task_id in self._tasks if task_id in self._rows]

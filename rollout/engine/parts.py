@@ -17,7 +17,7 @@ from rollout.errors import Fault, RunFault
 from rollout.rendering.types import Renderer
 from rollout.sampler.types import Sampler
 from rollout.tasks.types import Task
-from rollout.types import Verdict
+from rollout.types import DroppedGroup, Group, Verdict
 
 
 class Judge(Protocol):
@@ -63,6 +63,34 @@ class FaultBudget:
                 f"{self.num_faults} of {self.num_attempts} attempts ended in a fault of ours; "
                 f"the last one: {type(fault).__name__}: {fault}"
             ) from fault
+
+
+class DropBudget:
+    """Decides when a run that only drops groups must stop.
+
+    Args:
+        max_in_a_row: dropped groups without a complete one between them.
+    """
+
+    def __init__(self, max_in_a_row: int) -> None:
+        self._max_in_a_row = max_in_a_row
+        self._in_a_row = 0
+
+    def add(self, group: Group | DroppedGroup) -> None:
+        """Counts a group that has left.
+
+        Raises:
+            RunFault: the budget is spent; says why the last one was dropped.
+        """
+        if isinstance(group, Group):
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        if self._in_a_row >= self._max_in_a_row:
+            raise RunFault(
+                f"{self._in_a_row} groups in a row were dropped (engine.max_dropped_in_a_row); "
+                f"the last one, of task {group.task_id}: {group.reason}"
+            )
 
 
 @dataclass

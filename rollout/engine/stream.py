@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from rollout.engine.group import GroupJob, run_group
-from rollout.engine.parts import FaultBudget, Parts
+from rollout.engine.parts import DropBudget, FaultBudget, Parts
 from rollout.engine.window import Window
 from rollout.errors import Fault
 from rollout.journal.records import DroppedRecord, GroupRecord
@@ -63,6 +63,8 @@ class GroupStream(AsyncIterator[Group | DroppedGroup]):
         self._journal = journal
         self._window = Window(options.window_groups or config.window_groups)
         self._budget = FaultBudget(config.max_fault_fraction, config.min_fault_attempts)
+        # An evaluation is finite, and its report counts what was lost: only endless runs need the end.
+        self._drops = DropBudget(config.max_dropped_in_a_row) if options.purpose == "train" else None
         self._in_flight: dict[int, Task] = {}
         self._ready: deque[Group | DroppedGroup] = deque()
         self._scope = anyio.CancelScope()
@@ -164,6 +166,8 @@ class GroupStream(AsyncIterator[Group | DroppedGroup]):
                 self._journal.append(_record(result, self._options.purpose))
                 await self._journal.flush()
             self._leave(result)
+        if self._drops is not None:
+            self._drops.add(result)
 
     def _leave(self, result: Group | DroppedGroup) -> None:
         del self._in_flight[result.group_id]

@@ -11,15 +11,17 @@ from pathlib import Path
 
 import msgspec
 
-from rollout.config.learner import LearnerConfig
+from rollout.config.bounds import MAX_COUNT, MAX_THREADS
+from rollout.config.learner import LearnerConfig, ModelConfig
 from rollout.config.load import load_toml
 from rollout.engine.config import EngineConfig
 from rollout.errors import ConfigError
-from rollout.train.source import TasksConfig
+from rollout.train.source import DEMO, NUM_DEMONSTRATIONS, TasksConfig
 from rollout.verify.config import VerifierConfig
 from sandbox.host import SandboxConfig
 
 CONFIG_FILE = "config.json"
+MAX_BATCH = 65_536
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -32,9 +34,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ready_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
-        for field in ("max_batch", "threads"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"server.{field}", getattr(self, field), "must be at least 1")
+        for field, high in (("max_batch", MAX_BATCH), ("threads", MAX_THREADS)):
+            if not 1 <= getattr(self, field) <= high:
+                raise ConfigError(f"server.{field}", getattr(self, field), f"must lie between 1 and {high}")
         if not 0 < self.ready_timeout_s <= 3600:
             raise ConfigError("server.ready_timeout_s", self.ready_timeout_s, "must lie in (0, 3600] seconds")
 
@@ -47,8 +49,10 @@ class StopConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     steps: int = 5
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ConfigError("stop.steps", self.steps, "must be at least 1")
+        if self.reward is not None and not 0 <= self.reward <= 1:  # also refuses nan
+            raise ConfigError("stop.reward", self.reward, "must lie in [0, 1], as rewards do")
+        if not 1 <= self.steps <= MAX_COUNT:
+            raise ConfigError("stop.steps", self.steps, f"must lie between 1 and {MAX_COUNT}")
 
 
 class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +61,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     name: str = "run"
     """Names the run directory."""
     tasks: TasksConfig = TasksConfig()
-    engine: EngineConfig = EngineConfig()
+    engine: EngineConfig = EngineConfig(max_context_tokens=ModelConfig().max_len)
     verify: VerifierConfig = VerifierConfig()
     sandbox: SandboxConfig = SandboxConfig()
     server: ServerConfig = ServerConfig()
@@ -71,6 +75,14 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError("name", self.name, "must be a plain file name")
         if not 0 < self.step_timeout_s <= 86_400:
             raise ConfigError("step_timeout_s", self.step_timeout_s, "must lie in (0, 86400] seconds")
+        context, max_len = self.engine.max_context_tokens, self.learner.model.max_len
+        if context > max_len:
+            remedy = f"no more than learner.model.max_len = {max_len}: lower this, or raise that"
+            raise ConfigError("engine.max_context_tokens", context, remedy)
+        sft = self.learner.sft
+        if self.tasks.train == DEMO and sft.steps and sft.batch_size > NUM_DEMONSTRATIONS:
+            remedy = f"the demo family has {NUM_DEMONSTRATIONS} demonstrations: no more than that"
+            raise ConfigError("learner.sft.batch_size", sft.batch_size, remedy)
 
 
 def presets() -> list[str]:

@@ -17,6 +17,8 @@ from rollout.lane.errors import PeerGone
 from rollout.lane.writer import LaneWriter
 
 PEER_REPORT_S = 2.0
+LEARNER_SAYS = "the learner reports: "
+"""Begins the fault that carries the learner's own last words: the root cause, where there are some."""
 
 
 class LearnerLink:
@@ -101,4 +103,4 @@ class LearnerLink:
             case CheckpointSaved():
                 self._num_checkpoints += 1
             case LearnerError():
-                raise LearnerFault(f"the learner reports: {message.message}")
+                raise LearnerFault(f"{LEARNER_SAYS}{message.message}")

@@ -1,6 +1,7 @@
 """What a run came to: a struct, a JSON file, and a picture of its course.
 
-Invariant: every figure comes from the journal's records; a resumed run reports the whole run.
+Invariant: every figure comes from the journal's records, so that a resumed run reports the whole run;
+only the wall time is the last process's own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollout.engine.evaluate import EvalReport, Rate
+from rollout.errors import JournalFault, boundary
 from rollout.journal.records import StepRecord
 from rollout.train.history import History
 
@@ -50,6 +52,8 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """Sandbox limits that this host could not enforce."""
     wall_s: float
     """Of this process; a resumed run's earlier processes are not in it."""
+    num_processes: int
+    """Processes that worked on the run: 1, and one more for each time it was resumed."""
     chart: str | None
     """Path of the picture; None where matplotlib is not installed."""
 
@@ -61,6 +65,8 @@ def make_report(
     after: EvalReport,
     history: History,
     steps: list[StepRecord],
+    sft_steps: int,
+    rl_steps: int,
     unenforced: tuple[str, ...],
     wall_s: float,
 ) -> TrainReport:
@@ -68,6 +74,8 @@ def make_report(
 
     Args:
         steps: the learner's figures of this process; those of earlier ones are in `history`.
+        sft_steps: that the learner has done in all; a killed process may have lost figures of some.
+        rl_steps: likewise.
     """
     latest = {(record.kind, record.step): record for record in [*history.metrics, *steps]}
     records = [latest[key] for key in sorted(latest)]
@@ -76,14 +84,16 @@ def make_report(
         before=_summary(before),
         after=_summary(after),
         gain=after.pass_at_1 - before.pass_at_1,
-        sft_steps=sum(record.kind == "sft" for record in records),
-        rl_steps=sum(record.kind == "rl" for record in records),
+        sft_steps=sft_steps,
+        rl_steps=rl_steps,
         rewards=history.rewards,
         unenforced=unenforced,
         wall_s=wall_s,
+        num_processes=history.num_processes,
         chart=_draw(run_dir / CHART_FILE, before, after, history.rewards, records),
     )
-    (run_dir / REPORT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    with boundary(JournalFault, f"writing {run_dir / REPORT_FILE}", OSError):
+        (run_dir / REPORT_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
     return report
 
 
@@ -96,8 +106,11 @@ def print_report(report: TrainReport, console: Console) -> None:
         interval = f"{one.hidden.low:.3f} to {one.hidden.high:.3f}"
         table.add_row(name, f"{one.pass_at_1:.3f}", interval, str(one.num_samples), f"version {one.weight_version}")
     console.print(table)
+    whose = "in all" if report.num_processes == 1 else f"in the last of the run's {report.num_processes} processes"
     console.print(
-        f"gain {report.gain:+.3f} in {report.rl_steps} RL steps, {report.wall_s:.0f} s in all", highlight=False
+        f"gain {report.gain:+.3f} in {report.rl_steps} RL steps, {report.wall_s:.0f} s {whose}",
+        highlight=False,
+        soft_wrap=True,
     )
     if report.unenforced:
         console.print(f"limits not enforced on this host: {', '.join(report.unenforced)} (see `rollout doctor`)")
@@ -140,6 +153,7 @@ def _draw(
         right.errorbar([x], [one.pass_at_1], yerr=error, fmt="o", capsize=3, label=f"held-out pass@1 {name} RL")
     right.set(title="reinforcement learning", xlabel="step", ylim=(0, 1))
     right.legend(loc="lower right", fontsize="small")
-    figure.savefig(path, dpi=120)
+    with boundary(JournalFault, f"writing {path}", OSError):
+        figure.savefig(path, dpi=120)
     pyplot.close(figure)
     return str(path)

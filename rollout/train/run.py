@@ -21,12 +21,12 @@ from rollout.lane.control import LearnerMessage, Published, StepDone
 from rollout.sampler.config import SamplerConfig
 from rollout.sampler.vllm import VllmSampler
 from rollout.train.config import TrainConfig
-from rollout.train.history import load_history
+from rollout.train.history import AFTER, BEFORE, load_history
 from rollout.train.link import LearnerLink
 from rollout.train.phases import RunParts, evaluate, run_rl, run_sft
 from rollout.train.progress import RunProgress
 from rollout.train.report import TrainReport, make_report
-from rollout.train.source import make_source
+from rollout.train.source import check_prompts, make_source
 from rollout.train.workers import Workers, root_cause, start_workers
 from rollout.verify.verifier import Verifier
 from sandbox.host import SandboxHost
@@ -45,6 +45,7 @@ async def train(config: TrainConfig, run_dir: Path, *, resume: bool, progress: R
     """
     model_path = config.learner.model.path
     source, renderer = make_source(config.tasks, Path(model_path) if model_path else None)
+    check_prompts(source, renderer, config.engine.max_context_tokens)
     if model_path is None:
         model = msgspec.structs.replace(
             config.learner.model, vocab_size=renderer.vocab_size, eos_token_id=renderer.stop_token_ids[0]
@@ -80,11 +81,13 @@ async def train(config: TrainConfig, run_dir: Path, *, resume: bool, progress: R
                 "the first weights",
                 config.server.ready_timeout_s,
             )
-            assert link.hello is not None
+            hello = link.hello
+            assert hello is not None
             history = await anyio.to_thread.run_sync(
                 lambda: load_history(
                     run_dir,
-                    next_delivery_seq=link.hello.next_delivery_seq if link.hello else 0,
+                    steps_done=hello.step,
+                    next_delivery_seq=hello.next_delivery_seq,
                     groups_per_batch=config.engine.groups_per_batch,
                 )
             )
@@ -99,9 +102,9 @@ async def train(config: TrainConfig, run_dir: Path, *, resume: bool, progress: R
                 progress=progress,
             )
             await run_sft(parts)
-            before = await evaluate(parts, "before")
+            before = await evaluate(parts, BEFORE)
             await run_rl(parts)
-            after = await evaluate(parts, "after")
+            after = await evaluate(parts, AFTER)
             await _finish(workers, link)
             watchers.cancel_scope.cancel()
     except BaseExceptionGroup as failures:
@@ -112,6 +115,8 @@ async def train(config: TrainConfig, run_dir: Path, *, resume: bool, progress: R
         after=after,
         history=history,
         steps=observer.steps,
+        sft_steps=link.sft_steps_done,
+        rl_steps=link.steps_done,
         unenforced=host.unenforced,
         wall_s=time.monotonic() - started,
     )

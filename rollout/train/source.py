@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from rollout.config.bounds import MAX_COUNT, MAX_SEED
 from rollout.errors import ConfigError
 from rollout.lane.packing import SftExample
 from rollout.rendering.types import Renderer
@@ -42,8 +43,10 @@ class TasksConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         for field in ("num_heldout", "heldout_samples"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"tasks.{field}", getattr(self, field), "must be at least 1")
+            if not 1 <= getattr(self, field) <= MAX_COUNT:
+                raise ConfigError(f"tasks.{field}", getattr(self, field), f"must lie between 1 and {MAX_COUNT}")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError("tasks.seed", self.seed, f"must lie between 0 and {MAX_SEED}")
         if (self.train == DEMO) != (self.heldout == DEMO):
             raise ConfigError("tasks.heldout", self.heldout, "the demo family goes with itself: set both to `demo`")
 
@@ -134,6 +137,19 @@ class ListSource:
             )
             for task in rng.choices(solved, k=batch_size)
         ]
+
+
+def check_prompts(source: TaskSource, renderer: Renderer, max_context_tokens: int) -> None:
+    """Refuses a context that cannot even hold the prompts of the first tasks.
+
+    Raises:
+        ConfigError: names the task and the tokens of its prompt.
+    """
+    for task in (*source.heldout_tasks()[:1], next(source.train_tasks())):
+        num_tokens = len(renderer.prompt(task))
+        if num_tokens >= max_context_tokens:
+            remedy = f"the prompt of task {task.id} alone has {num_tokens} tokens; leave room for an action as well"
+            raise ConfigError("engine.max_context_tokens", max_context_tokens, remedy)
 
 
 def _example(prompt: list[int], action: list[int]) -> SftExample:

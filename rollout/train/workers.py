@@ -17,12 +17,12 @@ import anyio
 import msgspec
 
 from rollout.config.learner import LearnerConfig
-from rollout.errors import Fault, LearnerFault, SamplerFault
+from rollout.errors import Fault, JournalFault, LearnerFault, SamplerFault, boundary
 from rollout.lane.errors import PeerGone
 from rollout.lane.writer import LaneWriter
 from rollout.train.child import Child, start_child
 from rollout.train.config import ServerConfig
-from rollout.train.link import PEER_REPORT_S
+from rollout.train.link import LEARNER_SAYS, PEER_REPORT_S
 
 MAX_SOCKET_PATH_BYTES = 100
 """A Unix socket's path is limited to 108 bytes (unix(7)); longer run directories use loopback TCP."""
@@ -128,8 +128,13 @@ def _removed(path: Path | None) -> Iterator[None]:
 
 def _learner_file(run_dir: Path, learner: LearnerConfig) -> Path:
     path = run_dir / "learner.json"
-    path.write_bytes(msgspec.json.encode(learner))
+    _write(path, msgspec.json.encode(learner))
     return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    with boundary(JournalFault, f"writing {path}", OSError):
+        path.write_bytes(content)
 
 
 def _model_arguments(run_dir: Path, learner: LearnerConfig) -> list[str]:
@@ -142,7 +147,7 @@ def _model_arguments(run_dir: Path, learner: LearnerConfig) -> list[str]:
         "seed": model.seed,
     }
     path = run_dir / "model.json"
-    path.write_bytes(msgspec.json.encode(spec))
+    _write(path, msgspec.json.encode(spec))
     return ["--builtin", str(path)]
 
 
@@ -169,14 +174,16 @@ async def _wait_ready(server: Child, timeout_s: float) -> int | None:
 def root_cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """The one failure to report of several that came together.
 
-    A bug outranks a fault; among faults, the end of a process outranks what its end caused.
+    A bug outranks a fault; among faults, what the learner said outranks the end of a process, and that
+    outranks what it caused.
     """
     leaves = list(_leaves(failures))
     bugs = [leaf for leaf in leaves if not isinstance(leaf, Fault)]
     if bugs:
         return bugs[0]
+    told = [leaf for leaf in leaves if str(leaf).startswith(LEARNER_SAYS)]
     ended = [leaf for leaf in leaves if " ended: " in str(leaf)]
-    return (ended or leaves)[0]
+    return (told or ended or leaves)[0]
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

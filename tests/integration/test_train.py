@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -51,6 +52,14 @@ def test_a_run_trains_in_both_phases_and_leaves_nothing(tmp_path: Path, state_di
     assert not (run_dir / "server.sock").exists()
     assert_nothing_left(str(tmp_path), state_dir)
 
+    # Without its journal the run is not gone on with: "before RL" would be measured after RL.
+    shutil.rmtree(run_dir / "journal")
+    resumed = start_train("--resume", run_dir, mark=str(tmp_path))
+    _, err = resumed.communicate(timeout=100)
+    assert resumed.returncode == 3, err.decode()
+    assert err.decode().splitlines()[-1].startswith("fault: JournalFault: the journal in ")
+    assert b"0 whole RL steps and 0 deliveries, the learner's checkpoint 3 steps and 18 deliveries" in err
+
 
 @pytest.mark.parametrize("kill", range(NUM_KILLS))
 def test_a_killed_run_leaves_nothing_and_goes_on_from_its_checkpoint(
@@ -96,3 +105,13 @@ def test_an_interrupted_run_ends_cleanly_and_says_how_to_go_on(tmp_path: Path, s
     assert b"--resume" in err
     assert b"Traceback" not in err
     assert_nothing_left(mark, state_dir)
+
+
+def test_a_context_without_room_for_a_prompt_is_refused_before_anything_starts(tmp_path: Path, state_dir: Path) -> None:
+    config = write_config(tmp_path, state_dir=state_dir)
+    config.write_text(config.read_text().replace("max_context_tokens = 80", "max_context_tokens = 2"))
+    process = start_train(config, "--run-dir", tmp_path / "run", mark=str(tmp_path))
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 2, err.decode()
+    assert b"engine.max_context_tokens = 2: the prompt of task" in err
+    assert not (tmp_path / "run" / "journal").exists()

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import math
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -197,3 +203,57 @@ def test_flat_weights_round_trip_and_refuse_another_size() -> None:
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     with pytest.raises(WeightsFault):
         write_flat(one, buffer[4:])
+
+
+def test_a_checkpoint_of_other_sizes_is_refused_in_one_line_that_names_them() -> None:
+    larger = DecoderConfig(vocab_size=20, eos_token_id=0, dim=64, layers=3, heads=2, max_len=32)
+    other = Trainer(Decoder(larger, seed=1), LearnerConfig(), CPU)
+    with pytest.raises(
+        CheckpointError, match=r"\d+ tensors differ, first .* in the checkpoint, .* in the model"
+    ) as caught:
+        trainer().restore(other.progress, other.state())
+    assert "\n" not in str(caught.value)
+
+
+def test_the_largest_seed_shuffles_mini_batches() -> None:
+    batch = rl_batch([group(0, [([1, 2, 3], 1)] * 4, [1.0] * 4, [0.0] * 4)])
+    assert sorted(itertools.chain.from_iterable(trainer(seed=2**63 - 1)._shares(batch))) == [0, 1, 2, 3]
+
+
+def test_a_full_disk_is_named_and_leaves_the_older_checkpoint_and_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = trainer().state()
+    checkpoint.save(tmp_path, Progress(step=1), state, keep=2)
+    monkeypatch.setattr(checkpoint, "_remove_leftovers", lambda folder: None)
+    (tmp_path / f".step-000002.pt.{os.getpid()}.tmp").symlink_to("/dev/full")
+    with pytest.raises(CheckpointError, match=r"step-000002\.pt cannot be written: No space left on device"):
+        checkpoint.save(tmp_path, Progress(step=2), state, keep=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000001.pt"]
+
+
+@contextmanager
+def file_size_limit(num_bytes: int) -> Iterator[None]:
+    """The kernel refuses to write past `num_bytes` of a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 10_000, 60_000])
+def test_a_disk_that_refuses_in_the_middle_of_a_checkpoint_leaves_no_half_file(tmp_path: Path, num_bytes: int) -> None:
+    state = trainer().state()
+    with file_size_limit(num_bytes), pytest.raises(CheckpointError, match=os.strerror(errno.EFBIG)):
+        checkpoint.save(tmp_path, Progress(step=1), state, keep=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_refuses_the_version_counter_is_named(tmp_path: Path) -> None:
+    publisher = Publisher(None, Decoder(SIZES, seed=1), tmp_path, newest_version=0, timeout_s=1)
+    with file_size_limit(0), pytest.raises(CheckpointError, match="weight_version cannot be written"):
+        publisher.publish()

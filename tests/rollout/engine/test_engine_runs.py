@@ -237,3 +237,19 @@ async def test_request_seeds_differ_between_siblings_and_repeat_between_runs() -
     assert len(set(first)) == 8
     assert sorted(first) == sorted(await seeds("train"))  # type: ignore[type-var]
     assert set(first).isdisjoint(await seeds("eval"))
+
+
+@pytest.mark.parametrize("limit", [1, 7])
+async def test_a_run_that_only_drops_groups_stops_with_the_last_reason(limit: int) -> None:
+    seen: list[Group | DroppedGroup] = []
+    async with make_engine(max_context_tokens=10, max_dropped_in_a_row=limit) as engine:
+        with anyio.fail_after(5), pytest.raises(RunFault, match=f"{limit} groups in a row.*task fake/.*its prompt has"):
+            await drain(engine.run((make_task(str(i)) for i in itertools.count()), RunOptions(hold=True)), seen)
+        assert engine.metrics.groups_admitted == len(seen)
+        assert len(seen) >= limit
+
+
+async def test_a_complete_group_between_dropped_ones_starts_their_count_anew() -> None:
+    tasks = [make_task("x" * (300 if i % 3 else 1)) for i in range(30)]
+    groups = await collect(make_engine(max_context_tokens=300, max_dropped_in_a_row=3, groups_per_batch=1), tasks)
+    assert sum(isinstance(group, DroppedGroup) for group in groups) == 20

@@ -10,7 +10,7 @@ import pytest
 from engine_fakes import RENDERER, FakeVerifier, FaultySampler, HangingSampler, make_engine, make_task, scripted
 
 from rollout.engine.evaluate import EvalReport, EvalTally, format_report, pass_at_k, wilson
-from rollout.errors import SamplerFault
+from rollout.errors import RunFault, SamplerFault
 from rollout.types import Reward, Verdict
 
 
@@ -121,3 +121,20 @@ async def test_evaluations_at_the_same_seed_send_the_same_requests() -> None:
 
 def test_the_renderer_of_these_fakes_writes_fenced_programs() -> None:
     assert RENDERER.write_program("x\n") == "```python\nx\n```"
+
+
+@pytest.mark.anyio
+async def test_an_evaluation_of_which_nothing_is_left_is_a_fault_with_its_cause_and_no_rate_of_zero() -> None:
+    finished = []
+    async with make_engine(max_context_tokens=10, max_dropped_in_a_row=2) as engine:
+        with pytest.raises(RunFault, match="evaluation before has no sample with a reward: its prompt has"):
+            await engine.evaluate([make_task(str(i)) for i in range(5)], 2, name="before", progress=finished.append)
+    assert len(finished) == 5
+
+
+@pytest.mark.anyio
+async def test_an_evaluation_goes_past_tasks_whose_prompts_do_not_fit() -> None:
+    tasks = [*(make_task(f"{'x' * 300}{i}") for i in range(4)), make_task("fits")]
+    async with make_engine(max_context_tokens=300, max_dropped_in_a_row=2) as engine:
+        report = await engine.evaluate(tasks, 1)
+    assert (report.num_samples, report.num_invalid, report.pass_at_1) == (1, 4, 1.0)
