@@ -11,6 +11,8 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +30,16 @@ def require_reachable(directory: Path) -> None:
     for folder in (directory, *directory.parents):
         if not folder.stat().st_mode & 0o001:
             raise ConfigError("state_dir", str(directory), f"{folder} is closed to other users; chmod o+x, or move it")
+
+
+@contextmanager
+def writing_below(state_dir: Path) -> Iterator[None]:
+    """Turns what the host's file system refuses into a `ConfigError` that names the state directory and the reason."""
+    try:
+        yield
+    except OSError as error:
+        where = "" if error.filename is None else f" at {error.filename}"
+        raise ConfigError("state_dir", str(state_dir), f"cannot be used ({error.strerror}{where})") from error
 
 
 def _place(target: Path, sources: dict[str, Path]) -> None:
@@ -59,9 +71,10 @@ def _hash(*paths: Path) -> str:
 
 
 def stage_native(state_dir: Path, native: Path) -> Path:
-    """A copy of the native helper that any uid may execute."""
-    target = state_dir / "bin" / f"native-{_hash(native)}"
-    _place(target, {"rollout-native": native})
+    """A copy of the native helper that any uid may execute; ConfigError when it cannot be written."""
+    with writing_below(state_dir):
+        target = state_dir / "bin" / f"native-{_hash(native)}"
+        _place(target, {"rollout-native": native})
     return target / "rollout-native"
 
 
@@ -129,6 +142,7 @@ def stage_tool(state_dir: Path, jail: str) -> Path:
 
     Raises:
         CapabilityError: there is neither.
+        ConfigError: it cannot be written.
     """
     carrier = CARRIERS[jail]
     binary, from_wheel = find_tool(jail)
@@ -136,20 +150,31 @@ def stage_tool(state_dir: Path, jail: str) -> Path:
         return binary
     # The binary finds its libraries beside its package, so the copy keeps that layout.
     libs = binary.parents[2] / carrier.libraries
-    libraries = sorted(libs.iterdir()) if libs.is_dir() else []
-    target = state_dir / "bin" / f"{carrier.command}-{_hash(binary, *libraries)}"
     place = f"{carrier.module}/{carrier.folder}/{carrier.command}"
-    _place(target, {place: binary, **{f"{carrier.libraries}/{path.name}": path for path in libraries}})
+    with writing_below(state_dir):
+        libraries = sorted(libs.iterdir()) if libs.is_dir() else []
+        target = state_dir / "bin" / f"{carrier.command}-{_hash(binary, *libraries)}"
+        _place(target, {place: binary, **{f"{carrier.libraries}/{path.name}": path for path in libraries}})
     return target / place
 
 
 def stage_filter(state_dir: Path, program: bytes) -> Path:
-    """The system-call filter as a file that jails open at their start."""
+    """The system-call filter as a file that jails open at their start; ConfigError when it cannot be written."""
     target = state_dir / "bin" / f"filter-{hashlib.sha256(program).hexdigest()[:16]}"
-    if not target.exists():
-        handle, scratch = tempfile.mkstemp(prefix=".stage-", dir=target.parent)
+    with writing_below(state_dir):
+        if not target.exists():
+            _write_file(target, program)
+    return target
+
+
+def _write_file(target: Path, data: bytes) -> None:
+    """Writes a file that anyone may read, whole or not at all."""
+    handle, scratch = tempfile.mkstemp(prefix=".stage-", dir=target.parent)
+    try:
         with os.fdopen(handle, "wb") as file:
-            file.write(program)
+            file.write(data)
         os.chmod(scratch, 0o644)
         os.rename(scratch, target)
-    return target
+    except OSError:
+        os.unlink(scratch)
+        raise

@@ -18,7 +18,7 @@ import msgspec
 
 from sandbox.cgroup import files
 from sandbox.errors import CapabilityError, ConfigError
-from sandbox.stage import require_reachable
+from sandbox.stage import require_reachable, writing_below
 
 UIDS_PER_ENGINE = 16_384
 _EMPTY_WAIT_S = 5.0
@@ -61,6 +61,10 @@ def open_state_dir(path: Path) -> Path:
     """
     path = path.absolute()
     try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError("state_dir", str(path), "must be valid UTF-8; choose another") from None
+    try:
         for folder in (path, path / "bin", path / "engines"):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         if not os.access(path / "engines", os.W_OK):
@@ -68,9 +72,10 @@ def open_state_dir(path: Path) -> Path:
     except OSError as error:
         raise ConfigError("state_dir", str(path), f"cannot be written ({error.strerror}); choose another") from None
     if os.geteuid() == 0:
-        for folder in (path, path / "bin"):
-            folder.chmod(0o755)
-        require_reachable(path / "bin")
+        with writing_below(path):
+            for folder in (path, path / "bin"):
+                folder.chmod(0o755)
+            require_reachable(path / "bin")
     return path
 
 
@@ -119,10 +124,11 @@ class Slot:
         self.lock_fd = lock_fd
 
     def record(self, cgroups: tuple[str, ...]) -> None:
-        """Writes down, by rename, what would be left after a crash."""
+        """Writes down, by rename, what would be left after a crash; ConfigError when it cannot be written."""
         scratch = self.path / "record.tmp"
-        scratch.write_bytes(msgspec.json.encode(Record(os.getpid(), cgroups)))
-        scratch.rename(self.record_path)
+        with writing_below(self.path.parents[1]):
+            scratch.write_bytes(msgspec.json.encode(Record(os.getpid(), cgroups)))
+            scratch.rename(self.record_path)
 
     @property
     def record_path(self) -> Path:
@@ -142,9 +148,10 @@ def claim_slot(state_dir: Path, num_slots: int) -> Slot:
     """Cleans up after dead engines, then takes the first free slot.
 
     Raises:
+        ConfigError: the state directory cannot be written, or what a dead engine left cannot be removed.
         CapabilityError: every slot belongs to a living engine.
     """
-    with _registry_lock(state_dir):
+    with writing_below(state_dir), _registry_lock(state_dir):
         _reconcile(state_dir)
         for number in range(num_slots):
             path = state_dir / "engines" / str(number)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from rollout.cli.flags import at_least, named_by_flags
 from rollout.engine.config import EngineConfig
 from rollout.engine.engine import RolloutEngine
 from rollout.environment.code import CodeEnvironment, CodeEnvironmentConfig
@@ -36,6 +37,18 @@ from rollout.verify.verifier import Verifier
 from sandbox.host import SandboxConfig, SandboxHost
 
 _RECORDED = "recorded:"
+_FLAGS = {
+    "engine.group_size": "--group-size",
+    "engine.temperature": "--temperature",
+    "engine.max_tokens": "--max-tokens",
+    "engine.max_context_tokens": "--max-context",
+    "engine.max_episodes": "--episodes",
+    "engine.request_timeout_s": "--request-timeout",
+    "engine.seed": "--seed",
+    "environment.max_turns": "--max-turns",
+    "verifier.concurrency": "--jobs",
+    "sampler.server": "--server",
+}
 _SCRIPTED_TOKENS = 1 << 20
 """A scripted policy has no context window; its budgets only guard against accidents."""
 
@@ -53,32 +66,47 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_setup(arguments: argparse.Namespace, *, group_size: int, temperature: float) -> Setup:
-    """Loads the tasks and checks every flag.
+    """Checks every flag and loads the tasks; what is left out of them is told only when all is well.
 
     Raises:
         ConfigError: a flag, the task set or the model folder cannot be used.
     """
-    tasks = _select(arguments)
-    renderer = _renderer(arguments, tasks)
-    script = _script(arguments.sampler, renderer) if arguments.sampler is not None else None
-    if script is not None:
-        tasks = _covered(tasks, script)
-    scripted = script is not None
-    return Setup(
-        tasks=tuple(tasks),
-        renderer=renderer,
-        engine=EngineConfig(
+    scripted = arguments.sampler is not None
+    for flag, low in (("limit", 1), ("jobs", 1), ("episodes", 1), ("max_tokens", 1), ("max_context", 2)):
+        at_least("--" + flag.replace("_", "-"), getattr(arguments, flag), low)
+    with named_by_flags(_FLAGS):
+        engine = EngineConfig(
             group_size=group_size,
             temperature=temperature,
             max_tokens=arguments.max_tokens or (_SCRIPTED_TOKENS if scripted else 512),
             max_context_tokens=arguments.max_context or (4 * _SCRIPTED_TOKENS if scripted else 8_192),
-            max_episodes=_at_least_one("--episodes", arguments.episodes) or (512 if scripted else 64),
+            max_episodes=arguments.episodes or (512 if scripted else 64),
             request_timeout_s=arguments.request_timeout,
             seed=arguments.seed,
-        ),
-        environment=CodeEnvironmentConfig(max_turns=arguments.max_turns),
-        verifier=VerifierConfig(concurrency=_at_least_one("--jobs", arguments.jobs) or 2 * (os.cpu_count() or 1)),
-        server=SamplerConfig(server=arguments.server, assume_version=0) if arguments.server is not None else None,
+        )
+        environment = CodeEnvironmentConfig(max_turns=arguments.max_turns)
+        verifier = VerifierConfig(concurrency=arguments.jobs or 2 * (os.cpu_count() or 1))
+        server = None if scripted else SamplerConfig(server=arguments.server, assume_version=0)
+    loaded = load_with_report(arguments.tasks, skip_unsupported=arguments.skip_unsupported)
+    tasks = _select(loaded.tasks, arguments)
+    renderer = _renderer(arguments, tasks)
+    script = None
+    notes = [f"skipped {line}" for line in loaded.skipped]
+    if scripted:
+        script = _script(arguments.sampler, renderer)
+        tasks, left_out = _covered(tasks, script)
+        notes += left_out
+    if arguments.run_dir is not None:
+        _make_run_dir(arguments.run_dir)
+    for line in notes:
+        print(line, file=sys.stderr)
+    return Setup(
+        tasks=tuple(tasks),
+        renderer=renderer,
+        engine=engine,
+        environment=environment,
+        verifier=verifier,
+        server=server,
         script=script,
     )
 
@@ -124,11 +152,14 @@ async def _open_sampler(setup: Setup, stack: AsyncExitStack) -> Sampler:
     return server
 
 
-def _select(arguments: argparse.Namespace) -> list[Task]:
-    loaded = load_with_report(arguments.tasks, skip_unsupported=arguments.skip_unsupported)
-    for line in loaded.skipped:
-        print(f"skipped {line}", file=sys.stderr)
-    tasks = loaded.tasks
+def _make_run_dir(run_dir: Path) -> None:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("--run-dir", str(run_dir), f"cannot be a run directory ({error.strerror})") from None
+
+
+def _select(tasks: list[Task], arguments: argparse.Namespace) -> list[Task]:
     if arguments.task_ids is not None:
         wanted = arguments.task_ids.split(",")
         by_id = {task.id: task for task in tasks}
@@ -136,7 +167,7 @@ def _select(arguments: argparse.Namespace) -> list[Task]:
         if missing:
             raise ConfigError("--task-ids", missing[0], f"no such task; the first one is {tasks[0].id}")
         tasks = [by_id[task_id] for task_id in wanted]
-    return tasks[: _at_least_one("--limit", arguments.limit)]
+    return tasks[: arguments.limit]
 
 
 def _renderer(arguments: argparse.Namespace, tasks: Sequence[Task]) -> Renderer:
@@ -154,23 +185,17 @@ def _renderer(arguments: argparse.Namespace, tasks: Sequence[Task]) -> Renderer:
 def _script(text: str, renderer: Renderer) -> Script:
     text = text.removeprefix("scripted:")
     if text.startswith(_RECORDED):
-        return RecordedScript.read(text.removeprefix(_RECORDED))
+        with named_by_flags({"sampler.recorded": "--sampler"}):
+            return RecordedScript.read(text.removeprefix(_RECORDED))
     noop = "" if isinstance(renderer, WordsRenderer) else NOOP_PROGRAM
     return RolesScript(text.split(","), renderer, noop=noop)  # type: ignore[arg-type]
 
 
-def _covered(tasks: Sequence[Task], script: Script) -> list[Task]:
-    """The tasks that the script can answer for; the others are named."""
+def _covered(tasks: Sequence[Task], script: Script) -> tuple[list[Task], list[str]]:
+    """The tasks that the script can answer for, and what to say of the others."""
     problems = {task.id: script.covers(task) for task in tasks}
     left_out = [f"{task_id}: {problem}" for task_id, problem in problems.items() if problem is not None]
     if len(left_out) == len(tasks):
         raise ConfigError("--sampler", left_out[0], "the script can answer for none of the tasks")
-    if left_out:
-        print(f"note: {len(left_out)} tasks are left out ({left_out[0]}, ...)", file=sys.stderr)
-    return [task for task in tasks if problems[task.id] is None]
-
-
-def _at_least_one(flag: str, value: int | None) -> int | None:
-    if value is not None and value < 1:
-        raise ConfigError(flag, value, "must be at least 1")
-    return value
+    notes = [f"note: {len(left_out)} tasks are left out ({left_out[0]}, ...)"] if left_out else []
+    return [task for task in tasks if problems[task.id] is None], notes

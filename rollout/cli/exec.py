@@ -14,10 +14,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rollout.cli.output import print_json, write_descriptor
+from rollout.cli.output import print_json, write_descriptor, write_stdout
+from rollout.files import read_file
+from sandbox.cgroup.types import LIMIT_NAMES
 from sandbox.errors import ConfigError
 from sandbox.quantities import format_size, parse_count, parse_duration, parse_number, parse_size
 from sandbox.types import GIB, KIB, MIB, Command, Limits, Outcome, Reason, SandboxSpec, check_jail
@@ -34,6 +37,9 @@ sizes: 64M, 1.5G, 512KiB (1024s; KB, MB, GB are 1000s).  durations: 5, 500ms, 10
 """
 _PUMP_BYTES = 64 * KIB
 _MAX_WORKSPACE_FILE_BYTES = 256 * MIB
+_MAX_NAME_BYTES = 255
+_MAX_PATH_BYTES = 4000
+"""Below the kernel's 4096, with room for the workspace's own path."""
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -49,7 +55,11 @@ def add_parser(subparsers: Any) -> None:
     defaults = Limits()
     parser.add_argument("--image", default="host", metavar="NAME", help="host, python or a directory (default: host)")
     for flag, default, meaning in (
-        ("--memory", format_size(defaults.memory_bytes), "resident memory of all processes"),
+        (
+            "--memory",
+            format_size(defaults.memory_bytes),
+            "memory of all processes; files written count towards it and --disk comes on top",
+        ),
         ("--cpus", f"{defaults.cpus:g}", "CPU time per wall second, in cores"),
         ("--pids", f"{defaults.pids}", "processes and threads at once"),
         ("--disk", format_size(defaults.disk_bytes), "everything written to /workspace, /tmp and /dev/shm"),
@@ -94,13 +104,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(outcome_object(outcome, spec))
         return 0
-    try:
-        write_descriptor(sys.stdout.fileno(), outcome.stdout)
+    write_stdout(outcome.stdout)
+    with suppress(OSError):  # as for all that goes to stderr: where it cannot be written, it is lost
         write_descriptor(sys.stderr.fileno(), outcome.stderr)
-    except BrokenPipeError:
-        raise  # the reader went away; the command line as a whole deals with that
-    except OSError as error:
-        raise ConfigError("stdout", "its file", f"cannot be written ({error.strerror})") from None
     for line in remarks(outcome, spec, command):
         print(f"rollout exec: {line}", file=sys.stderr)
     return exit_status(outcome)
@@ -125,6 +131,9 @@ def spec_from(arguments: argparse.Namespace) -> SandboxSpec:
         if text is not None:
             given[field] = parse("--" + name.replace("_", "-"), text)
     insist = tuple(name for text in arguments.insist for name in text.split(",") if name)
+    for name in insist:
+        if name not in LIMIT_NAMES:
+            raise ConfigError("--insist", name, f"must be one of {', '.join(LIMIT_NAMES)}")
     return SandboxSpec(image=arguments.image, limits=Limits(**given), jail=jail, insist=insist)
 
 
@@ -155,15 +164,18 @@ def workspace_files(texts: list[str]) -> list[tuple[str, bytes]]:
     for text in texts:
         path, colon, name = text.rpartition(":")
         source, name = (Path(path), name) if colon else (Path(text), Path(text).name)
-        if not name or name.startswith("/") or ".." in Path(name).parts:
+        parts = Path(name).parts
+        if not parts or name.startswith("/") or ".." in parts:
             raise ConfigError("--workspace-file", text, "the name must be relative and stay inside the workspace")
-        try:
-            if source.stat().st_size > _MAX_WORKSPACE_FILE_BYTES:
-                raise ConfigError("--workspace-file", text, f"is over {format_size(_MAX_WORKSPACE_FILE_BYTES)}")
-            files.append((f"/workspace/{name}", source.read_bytes()))
-        except OSError as error:
-            raise ConfigError("--workspace-file", text, f"cannot be read ({error.strerror})") from None
+        if max(map(_num_bytes, parts)) > _MAX_NAME_BYTES or _num_bytes(name) > _MAX_PATH_BYTES:
+            raise ConfigError("--workspace-file", text, "the name is longer than a file system allows")
+        data = read_file(source, "--workspace-file", max_bytes=_MAX_WORKSPACE_FILE_BYTES)
+        files.append((f"/workspace/{'/'.join(parts)}", data))
     return files
+
+
+def _num_bytes(name: str) -> int:
+    return len(name.encode())
 
 
 def exit_status(outcome: Outcome) -> int:
@@ -183,7 +195,8 @@ def remarks(outcome: Outcome, spec: SandboxSpec, command: Command) -> list[str]:
     why = {
         Reason.SIGNAL: f"ended by signal {outcome.signal} ({_signal_name(outcome.signal)})",
         Reason.TIMEOUT: f"timeout after {outcome.usage.wall_s:.2f} s wall, {outcome.usage.cpu_s:.2f} s CPU",
-        Reason.OOM: f"out of memory at {format_size(limits.memory_bytes)} ({outcome.usage.oom_kills} killed)",
+        Reason.OOM: f"out of memory at {format_size(limits.memory_bytes)} and the disk quota's "
+        f"{format_size(limits.disk_bytes)} ({outcome.usage.oom_kills} killed)",
         Reason.OUTPUT_LIMIT: f"ended for writing over {format_size(_kill_output_bytes(command))} to one stream",
         Reason.DISK: f"failed with the disk full ({format_size(limits.disk_bytes)}, {limits.inodes} files)",
         Reason.PIDS: f"failed at the limit of {limits.pids} processes",
@@ -201,8 +214,6 @@ def remarks(outcome: Outcome, spec: SandboxSpec, command: Command) -> list[str]:
 
 def outcome_object(outcome: Outcome, spec: SandboxSpec) -> dict[str, Any]:
     """What `--json` prints: plain JSON data; streams as text, and as base64 too where they are not UTF-8."""
-    from sandbox.cgroup.types import LIMIT_NAMES
-
     result: dict[str, Any] = {
         "reason": str(outcome.reason),
         "exit_code": outcome.exit_code,

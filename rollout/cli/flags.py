@@ -6,7 +6,13 @@ Invariant: importing this imports nothing heavy; `assembly.py` gives the flags t
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from rollout.errors import ConfigError
+from sandbox import errors as sandbox_errors
 
 EPILOG = """task sets:
   humaneval:PATH   mbppplus:PATH   quixbugs:PATH   .jsonl or .jsonl.gz in their authors' format
@@ -20,6 +26,27 @@ policies:
                              that does nothing (noop); the last role repeats, so wrong,oracle fails once
   --sampler recorded:FILE    answers that were sampled once: rows {task_id, sample, text, token_ids, logprobs, ...}
 """
+
+
+@contextmanager
+def named_by_flags(flags: Mapping[str, str]) -> Iterator[None]:
+    """Lets an error that names a setting name the flag that the setting came from.
+
+    Args:
+        flags: from settings, dotted, to flags.
+    """
+    try:
+        yield
+    except (ConfigError, sandbox_errors.ConfigError) as error:
+        if error.field not in flags:
+            raise
+        raise ConfigError(flags[error.field], error.value, error.remedy) from None
+
+
+def at_least(flag: str, value: Any, low: int) -> None:
+    """Checks a flag that may be absent; ConfigError names it."""
+    if value is not None and value < low:
+        raise ConfigError(flag, value, f"must be at least {low}")
 
 
 def add_policy_flags(parser: argparse.ArgumentParser) -> None:

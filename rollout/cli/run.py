@@ -48,7 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     from rollout.cli.output import print_json
     from rollout.cli.toolchain import ensure_toolchain
 
-    run_dir = arguments.run_dir or Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    if arguments.run_dir is None:
+        arguments.run_dir = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
+    run_dir: Path = arguments.run_dir
     setup = read_setup(arguments, group_size=arguments.group_size, temperature=arguments.temperature)
     ensure_toolchain(None)
     summary = anyio.run(_run, setup, run_dir, backend_options={"use_uvloop": True})

@@ -6,6 +6,7 @@ Owns the listing. Invariant: reads only, so a run that is still going on can be 
 from __future__ import annotations
 
 import argparse
+import heapq
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     from rollout.errors import ConfigError
     from rollout.journal.reader import segments
 
+    if arguments.limit < 0:
+        raise ConfigError("--limit", arguments.limit, "must be at least 0")
     if not segments(arguments.run_dir):
         raise ConfigError("RUN_DIR", str(arguments.run_dir), "holds no journal")
     if arguments.json:
@@ -48,8 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _groups(arguments: argparse.Namespace) -> list[GroupRecord]:
-    from collections import deque
-
     from rollout.errors import ConfigError
     from rollout.journal.reader import read_records
     from rollout.journal.records import GroupRecord
@@ -60,7 +61,8 @@ def _groups(arguments: argparse.Namespace) -> list[GroupRecord]:
         if not found:
             raise ConfigError("--group", arguments.group, "the run has no such group")
         return found
-    return list(deque(records, maxlen=max(0, arguments.limit)))
+    # They are recorded as they finish; the last ones are those that began last.
+    return heapq.nlargest(arguments.limit, records, key=lambda record: record.group.group_id)[::-1]
 
 
 def _others(arguments: argparse.Namespace) -> Iterator[Record]:

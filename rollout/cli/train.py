@@ -76,16 +76,19 @@ def _prepare(arguments: argparse.Namespace) -> tuple[TrainConfig, Path]:
             raise ConfigError(
                 "--resume", str(arguments.resume), "takes no CONFIG and no --run-dir: the run has its own"
             )
-        return saved_config(arguments.resume), arguments.resume
+        try:
+            return saved_config(arguments.resume), arguments.resume
+        except OSError as error:
+            raise ConfigError("--resume", str(arguments.resume), f"holds no run ({error.strerror})") from None
     if not arguments.config:
         raise ConfigError("CONFIG", None, "name a TOML file or a bundled configuration, for example `demo`")
     config = load_config(arguments.config)
     run_dir = arguments.run_dir or RUNS / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    if run_dir.exists() and any(run_dir.iterdir()):
-        raise ConfigError("--run-dir", str(run_dir), "is not empty; choose another, or go on with it by --resume")
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        if any(run_dir.iterdir()):
+            raise ConfigError("--run-dir", str(run_dir), "is not empty; choose another, or go on with it by --resume")
         save_config(config, run_dir)
     except OSError as error:
-        raise ConfigError("--run-dir", str(run_dir), f"cannot be written: {error}") from error
+        raise ConfigError("--run-dir", str(run_dir), f"cannot be a run directory ({error.strerror})") from error
     return config, run_dir

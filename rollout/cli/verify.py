@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rollout.cli.flags import at_least, named_by_flags
 from rollout.errors import ConfigError
 
 if TYPE_CHECKING:
     from rollout.tasks.load import Loaded
     from rollout.tasks.types import Task
     from rollout.types import Verdict
+    from rollout.verify.config import VerifierConfig
 
 _SOURCES = ("oracle", "noop", "wrong")
 _MAX_LISTED = 20
@@ -75,29 +77,39 @@ def run(arguments: argparse.Namespace) -> int:
     from rollout.cli.toolchain import ensure_toolchain
     from rollout.tasks.load import load_with_report
 
-    for flag in ("limit", "jobs"):
-        value = getattr(arguments, flag)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{flag}", value, "must be at least 1")
+    config = _checked(arguments)
     loaded = load_with_report(arguments.tasks, skip_unsupported=arguments.skip_unsupported)
     tasks = [_with_timeout(task, arguments.timeout) for task in loaded.tasks[: arguments.limit]]
-    submissions = list(_submissions(tasks, arguments.solutions))
+    submissions = _submissions(tasks, arguments.solutions)
     ensure_toolchain(arguments.state_dir)
-    jobs = arguments.jobs or 2 * (os.cpu_count() or 1)
     started_s = time.monotonic()
     try:
-        verdicts = anyio.run(_grade, submissions, jobs, arguments.state_dir, backend_options={"use_uvloop": True})
+        verdicts = anyio.run(_grade, submissions, config, arguments.state_dir, backend_options={"use_uvloop": True})
     except BaseExceptionGroup as group:
         raise _first(group) from group
     wall_s = time.monotonic() - started_s
     rows = [_row(submission, verdict) for submission, verdict in zip(submissions, verdicts, strict=True)]
     counts = _counts(rows)
     if arguments.json:
-        report = {"tasks": arguments.tasks, "solutions": arguments.solutions, "wall_s": round(wall_s, 3), "jobs": jobs}
-        print_json({**report, "counts": counts, "skipped": loaded.skipped, "rows": rows})
+        report = {"tasks": arguments.tasks, "solutions": arguments.solutions, "wall_s": round(wall_s, 3)}
+        print_json({**report, "jobs": config.concurrency, "counts": counts, "skipped": loaded.skipped, "rows": rows})
     else:
         _print_report(arguments, loaded, rows, counts, wall_s)
     return 1 if counts["invalid"] else 0
+
+
+def _checked(arguments: argparse.Namespace) -> VerifierConfig:
+    """How to verify; every flag is checked before anything is read."""
+    from rollout.verify.config import VerifierConfig
+
+    at_least("--limit", arguments.limit, 1)
+    at_least("--jobs", arguments.jobs, 1)
+    if arguments.timeout is not None and not 0 < arguments.timeout <= 3600:
+        raise ConfigError("--timeout", arguments.timeout, "must lie in (0, 3600] seconds")
+    if arguments.solutions not in _SOURCES and not os.path.isfile(arguments.solutions):
+        raise ConfigError("--solutions", arguments.solutions, f"is neither {', '.join(_SOURCES)} nor a file")
+    with named_by_flags({"verifier.concurrency": "--jobs"}):
+        return VerifierConfig(concurrency=arguments.jobs or 2 * (os.cpu_count() or 1))
 
 
 def _with_timeout(task: Task, timeout_s: float | None) -> Task:
@@ -105,21 +117,24 @@ def _with_timeout(task: Task, timeout_s: float | None) -> Task:
 
     if timeout_s is None:
         return task
-    if not 0 < timeout_s <= 3600:
-        raise ConfigError("--timeout", timeout_s, "must lie in (0, 3600] seconds")
     limits = msgspec.structs.replace(task.limits, verify_timeout_s=timeout_s)
     return msgspec.structs.replace(task, limits=limits)
 
 
-def _submissions(tasks: list[Task], source: str) -> Iterator[Submission]:
-    if source in _SOURCES:
-        for task in tasks:
-            yield from _own_submissions(task, source)
-        return
-    path = Path(source)
-    if not path.is_file():
-        raise ConfigError("--solutions", source, f"is neither {', '.join(_SOURCES)} nor a file")
-    yield from _from_file(path, tasks)
+def _submissions(tasks: list[Task], source: str) -> list[Submission]:
+    if source not in _SOURCES:
+        try:
+            return list(_from_file(Path(source), tasks))
+        except ConfigError as error:
+            if error.field == "--solutions":
+                raise
+            raise ConfigError(f"--solutions: {error.field}", error.value, error.remedy) from None
+    submissions = [submission for task in tasks for submission in _own_submissions(task, source)]
+    without = len(tasks) - len({submission.task.id for submission in submissions})
+    if without:
+        kind = {"oracle": "solution", "wrong": "known wrong program"}[source]
+        print(f"note: {without} of {len(tasks)} tasks have no {kind} of their own", file=sys.stderr)
+    return submissions
 
 
 def _own_submissions(task: Task, source: str) -> Iterator[Submission]:
@@ -139,7 +154,7 @@ def _from_file(path: Path, tasks: list[Task]) -> Iterator[Submission]:
     by_id = {task.id: task for task in tasks}
     seen: Counter[str] = Counter()
     unknown = 0
-    for row in read_rows(path):
+    for row in read_rows(path, "--solutions"):
         task = by_id.get(row.get("task_id", str))
         if task is None:
             unknown += 1
@@ -155,13 +170,12 @@ def _from_file(path: Path, tasks: list[Task]) -> Iterator[Submission]:
         print(f"note: {unknown} rows of {path} are for no task of the set", file=sys.stderr)
 
 
-async def _grade(submissions: list[Submission], jobs: int, state_dir: Path | None) -> list[Verdict]:
-    """Verdicts in the order of `submissions`, `jobs` at once; progress goes to stderr."""
+async def _grade(submissions: list[Submission], config: VerifierConfig, state_dir: Path | None) -> list[Verdict]:
+    """Verdicts in the order of `submissions`, `config.concurrency` at once; progress goes to stderr."""
     import anyio
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from rollout.verify.config import VerifierConfig
     from rollout.verify.verifier import Verifier
     from sandbox.host import SandboxConfig, SandboxHost
 
@@ -181,8 +195,8 @@ async def _grade(submissions: list[Submission], jobs: int, state_dir: Path | Non
                 progress.update(bar, advance=1, description=f"verifying ({passed} passed)")
 
         async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir) if state_dir else None)) as host:
-            async with Verifier(host, VerifierConfig(concurrency=jobs)) as verifier, anyio.create_task_group() as group:
-                for _ in range(jobs):
+            async with Verifier(host, config) as verifier, anyio.create_task_group() as group:
+                for _ in range(config.concurrency):
                     group.start_soon(work)
     return [verdict for verdict in verdicts if verdict is not None]
 

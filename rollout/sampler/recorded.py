@@ -9,13 +9,13 @@ behind any other prompt the recorded text is rendered anew.
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from rollout.errors import ConfigError
+from rollout.files import read_lines
 from rollout.sampler.scripted import Answer
 from rollout.sampler.types import Origin
 from rollout.tasks.types import Task
@@ -52,19 +52,13 @@ class RecordedScript:
         Raises:
             ConfigError: it cannot be read; names the line.
         """
-        name = Path(path)
         decoder = msgspec.json.Decoder(RecordedRow)
         rows: list[RecordedRow] = []
-        try:
-            raw = gzip.decompress(name.read_bytes()) if name.suffix == ".gz" else name.read_bytes()
-        except (OSError, EOFError) as error:
-            raise ConfigError("sampler.recorded", str(path), str(error)) from error
-        for number, line in enumerate(raw.splitlines(), 1):
-            if line.strip():
-                try:
-                    rows.append(decoder.decode(line))
-                except msgspec.DecodeError as error:
-                    raise ConfigError("sampler.recorded", f"{path}:{number}", str(error)) from error
+        for number, line in read_lines(Path(path), "sampler.recorded"):
+            try:
+                rows.append(decoder.decode(line))
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise ConfigError("sampler.recorded", f"{path}:{number}", str(error)) from error
         return cls(rows)
 
     def num_samples(self, task: Task) -> int:

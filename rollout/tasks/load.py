@@ -10,6 +10,8 @@ Invariant: what is returned is sound: ids are unique, every task has tests and e
 from __future__ import annotations
 
 import gzip
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,7 @@ import msgspec
 
 from rollout.errors import ConfigError
 from rollout.tasks.demo import DemoFamily
+from rollout.tasks.demo.family import NUM_HELDOUT
 from rollout.tasks.importers import Unsupported, humaneval, mbppplus, quixbugs
 from rollout.tasks.literals import parsed
 from rollout.tasks.program import PLACEHOLDER
@@ -30,6 +33,8 @@ _IMPORTERS: dict[str, Callable[[Row], Task]] = {
     "quixbugs": quixbugs.import_row,
 }
 DEMO_TASKS = 300
+_MAX_DEMO_TASKS = {"train": 100_000, "heldout": NUM_HELDOUT}
+"""What the family holds, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ def load_with_report(spec: str, *, skip_unsupported: bool) -> Loaded:
         return Loaded(_demo(spec, rest), [])
     importer = _IMPORTERS.get(kind) if colon else None
     path = Path(rest if importer else spec)
-    if not path.is_file():
+    if not os.path.isfile(path):  # false, too, for what cannot be a path
         known = ", ".join(f"{name}:PATH" for name in _IMPORTERS)
         raise ConfigError(
             "tasks", spec, f"no such file; task sets are PATH.jsonl[.gz], {known} or demo:SPLIT[:N[:SEED]]"
@@ -73,9 +78,12 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> None:
 
 def _demo(spec: str, rest: str) -> list[Task]:
     split, *numbers = rest.split(":")
-    if split not in ("train", "heldout") or len(numbers) > 2 or not all(number.isdigit() for number in numbers):
+    sound = all(re.fullmatch("[0-9]{1,18}", number) for number in numbers)
+    if split not in _MAX_DEMO_TASKS or len(numbers) > 2 or not sound:
         raise ConfigError("tasks", spec, "must be demo:SPLIT[:N[:SEED]], SPLIT train or heldout")
     count, seed = [*map(int, numbers), *(DEMO_TASKS, 0)[len(numbers) :]]
+    if not 1 <= count <= _MAX_DEMO_TASKS[split]:
+        raise ConfigError("tasks", spec, f"N must lie between 1 and {_MAX_DEMO_TASKS[split]} for {split}")
     return DemoFamily(seed).tasks(split, count)
 
 

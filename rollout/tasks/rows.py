@@ -6,7 +6,6 @@ Invariant: whatever is wrong with a row is a `ConfigError` that names file, line
 from __future__ import annotations
 
 import ast
-import gzip
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, TypeVar
 import orjson
 
 from rollout.errors import ConfigError
+from rollout.files import read_lines
 
 T = TypeVar("T")
 
@@ -59,19 +59,14 @@ class Row:
         return value
 
 
-def read_text(path: Path) -> bytes:
-    """The whole file, unzipped where its name ends in `.gz`."""
-    try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
-        raise ConfigError("tasks", str(path), f"cannot be read: {error}") from error
+def read_rows(path: Path, field: str = "tasks") -> Iterator[Row]:
+    """Every row of a JSONL file, gzipped or not; blank lines are passed over.
 
-
-def read_rows(path: Path) -> Iterator[Row]:
-    """Every row of a JSONL file; blank lines are passed over."""
-    for number, line in enumerate(read_text(path).split(b"\n"), start=1):
-        if not line.strip():
-            continue
+    Args:
+        path: which file.
+        field: what it was given for, for the error when it cannot be read at all.
+    """
+    for number, line in read_lines(path, field):
         try:
             fields = orjson.loads(line)
         except orjson.JSONDecodeError as error:

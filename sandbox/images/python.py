@@ -24,6 +24,7 @@ from sandbox.images.host import STANDARD_PATH, host_mounts, images_dir
 from sandbox.images.interpreter import Interpreter, find_interpreter
 from sandbox.images.packages import PACKAGES, add_packages, package_versions
 from sandbox.images.types import Image, Mount
+from sandbox.stage import writing_below
 
 PREFIX = "/opt/python"
 BUILD_REMEDY = "run `rollout image build python`"
@@ -71,7 +72,7 @@ def build_python_image(
     interpreter = find_interpreter(source_prefix)
     images = images_dir(state_dir)
     target = images / f"python-{_key(interpreter)}"
-    with _locked(images / "python.lock"):
+    with writing_below(state_dir), _locked(images / "python.lock"):
         for stale in images.glob(".building-python-*"):
             shutil.rmtree(stale, ignore_errors=True)
         if not target.is_dir():
@@ -114,8 +115,10 @@ def _copy_tree(source: Path, target: Path) -> None:
 
     try:
         shutil.copytree(source, target, ignore=skipped, copy_function=shutil.copyfile)
-    except (OSError, shutil.Error) as error:
-        raise StartError(f"the standard library {source} cannot be copied: {error}") from error
+    except OSError as error:
+        # An error of a whole tree lists every file; the first says enough.
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        raise StartError(f"the standard library {source} cannot be copied to {target}: {reason}") from error
 
 
 def _copy_binaries(interpreter: Interpreter, root: Path) -> None:

@@ -13,6 +13,7 @@ from sandbox.images.directory import directory_image
 from sandbox.images.host import host_image
 from sandbox.images.python import BUILD_REMEDY, python_image
 from sandbox.images.types import Image
+from sandbox.stage import writing_below
 
 IMAGES: dict[str, Callable[[Path], Image]] = {"host": host_image, "python": python_image}
 
@@ -23,7 +24,8 @@ def resolve_image(name: str, state_dir: Path) -> Image:
     Raises ConfigError (field `image`) for another name, a missing directory or a toolchain not yet built.
     """
     if name in IMAGES:
-        return IMAGES[name](state_dir)
+        with writing_below(state_dir):  # an image's generated part may have to be made first
+            return IMAGES[name](state_dir)
     if name.startswith("/") and "\0" not in name:
         return directory_image(name, state_dir)
     names = ", ".join(sorted(IMAGES))
