@@ -46,7 +46,8 @@ class Judge:
     ) -> AsyncIterator[tuple[FrameChannel, socket.socket]]:
         """The stream of a new job that may call the candidate behind `candidate_fd`, and its server (see `alive`).
 
-        The job ends when the stream is closed, or by itself after `lifetime_s`. Raises `Fault` when there is no judge.
+        The job is ended when the stream is closed, or by itself after `lifetime_s`. Raises `Fault` when there is
+        no judge.
         """
         control = await self._running()
         memory_bytes = self._config.judge_job_memory_bytes

@@ -59,3 +59,10 @@ def test_any_text_survives_bytes(text: str) -> None:
 def test_a_bytes_prompt_holds_the_task_text() -> None:
     task = make_task("é")
     assert bytes(BytesRenderer().prompt(task)[1:-1]).decode() == task.prompt
+
+
+def test_lone_surrogates_do_not_stop_the_renderer() -> None:
+    renderer = BytesRenderer()
+    assert renderer.decode(renderer.encode_action("a\ud800b")) == "a?b"
+    assert renderer.observation("\ud800", closed=True)
+    assert renderer.prompt(make_task("\ud800"))

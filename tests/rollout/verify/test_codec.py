@@ -12,7 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout.verify.guest.codec import MAX_DEPTH, CodecError, Listed, Opaque, Unhashed, decode, encode
+from rollout.verify.guest.codec import (
+    MAX_DEPTH,
+    MAX_TEXT,
+    CodecError,
+    Listed,
+    Opaque,
+    Unhashed,
+    bounded_text,
+    candidate_message,
+    decode,
+    encode,
+)
+from rollout.verify.layers.shown import shown
 
 SCALARS = (
     st.none()
@@ -172,3 +184,47 @@ def test_sets_and_dicts_of_a_stranger_are_not_hashed_in_the_engine() -> None:
     assert time.perf_counter() - started_s < 1.0
     assert isinstance(arrived, Unhashed)
     assert len(arrived.items) == 3000
+
+
+UNPRINTABLE = st.booleans().map(lambda positive: 10**5000 if positive else -(10**5000))
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3) | st.just("\ud800") | UNPRINTABLE,
+    lambda inner: st.lists(inner, max_size=4) | st.builds(Listed, st.lists(inner, max_size=2), st.booleans()),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(["loaded", "failed", "result", "error", "ready", 1]), st.lists(ANYTHING, max_size=4))
+def test_a_message_has_the_fields_it_should_have_or_is_refused(kind: object, fields: list[object]) -> None:
+    promised = {"loaded": (), "failed": (str, str), "error": (int, str, str), "result": (int, None, None)}.get(kind)
+    types = tuple(map(type, fields))
+    fits = (
+        promised is not None
+        and len(promised) == len(types)
+        and all(mine in (None, theirs) for mine, theirs in zip(promised, types, strict=True))
+    )
+    if fits:
+        assert candidate_message([kind, *fields]) == [kind, *fields]
+    else:
+        with pytest.raises(CodecError, match="no known form"):
+            candidate_message([kind, *fields])
+
+
+def test_texts_of_a_message_are_bounded() -> None:
+    assert candidate_message(["failed", "x" * 9999, "y"]) == ["failed", "x" * MAX_TEXT, "y"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(ANYTHING)
+def test_every_value_has_a_bounded_text(value: object) -> None:
+    arrived = decode(encode(value), hashed=False)
+    assert len(shown(arrived)) <= 600
+    assert len(bounded_text(arrived)) <= 200
+
+
+def test_a_range_that_is_too_long_to_be_listed_is_opaque_where_that_is_asked() -> None:
+    for numbers in (range(11), range(0, -(10**5000), -1), range(10**30)):
+        assert decode(encode(numbers)) == numbers
+        assert isinstance(decode(encode([numbers]), max_range=10)[0], Opaque)
+    assert decode(encode(range(5, 105, 10)), max_range=10) == range(5, 105, 10)

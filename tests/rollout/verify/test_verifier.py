@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import anyio
 import pytest
 from local_host import LocalHost
@@ -167,6 +170,36 @@ async def test_a_judge_that_is_killed_is_replaced() -> None:
     async with Verifier(LocalHost(), VerifierConfig(retries=1)) as verifier:
         await verifier.verify(suicidal, RIGHT)
         assert value(await verifier.verify(CODE, RIGHT)) == 1.0
+
+
+async def test_a_job_that_is_busy_for_ever_does_not_outlive_its_verdict(tmp_path: Path) -> None:
+    """One long computation in C, which no handler of Python's could interrupt."""
+    left = tmp_path / "pid"
+    snippet = f"import os\nopen({str(left)!r}, 'w').write(str(os.getpid()))\nassert sum(range(f(1))) == 1"
+    task = Task(
+        id="t/l", prompt="", entry_points=("f",), hidden_tests=CodeTests(snippets=(snippet,), setup=""), limits=LIMITS
+    )
+    async with Verifier(LocalHost(), VerifierConfig(wall_factor=1.0)) as verifier:
+        assert value(await verifier.verify(task, "def f(x): return 10 ** 15")) == 0.0
+        try:
+            job = os.pidfd_open(int(left.read_text()))
+        except ProcessLookupError:
+            return
+        with anyio.fail_after(5):
+            await anyio.wait_readable(job)
+        os.close(job)
+        assert value(await verifier.verify(CODE, RIGHT)) == 1.0
+
+
+async def test_what_a_test_cannot_hold_in_memory_fails_it_alone() -> None:
+    tests = CodeTests(snippets=("assert len(bytearray(f(1))) == 1", "assert f(2) == 2"))
+    task = Task(id="t/mem", prompt="", entry_points=("f",), hidden_tests=tests, limits=LIMITS)
+    config = VerifierConfig(judge_job_memory_bytes=64 << 20, reward_rule="fraction", retries=0)
+    async with Verifier(LocalHost(), config) as verifier:
+        verdict = await verifier.verify(task, "def f(x): return 128 << 20 if x == 1 else x")
+        assert value(verdict) == 0.5
+        assert "MemoryError" in verdict.layers[0].evidence
+        assert verifier.num_faults == 0
 
 
 async def test_identical_submissions_share_one_verdict_where_that_is_wanted() -> None:
