@@ -45,7 +45,7 @@ async def train(config: TrainConfig, run_dir: Path, *, resume: bool, progress: R
     """
     model_path = config.learner.model.path
     source, renderer = make_source(config.tasks, Path(model_path) if model_path else None)
-    check_prompts(source, renderer, config.engine.max_context_tokens)
+    check_prompts(source, renderer, config.engine)
     if model_path is None:
         model = msgspec.structs.replace(
             config.learner.model, vocab_size=renderer.vocab_size, eos_token_id=renderer.stop_token_ids[0]

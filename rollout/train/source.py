@@ -15,6 +15,7 @@ from typing import Protocol
 import msgspec
 
 from rollout.config.bounds import MAX_COUNT, MAX_SEED
+from rollout.engine.config import EngineConfig
 from rollout.errors import ConfigError
 from rollout.lane.packing import SftExample
 from rollout.rendering.types import Renderer
@@ -139,17 +140,18 @@ class ListSource:
         ]
 
 
-def check_prompts(source: TaskSource, renderer: Renderer, max_context_tokens: int) -> None:
-    """Refuses a context that cannot even hold the prompts of the first tasks.
+def check_prompts(source: TaskSource, renderer: Renderer, engine: EngineConfig) -> None:
+    """Refuses a context that none of the first tasks fits into; single long tasks are the engine's to drop.
 
     Raises:
-        ConfigError: names the task and the tokens of its prompt.
+        ConfigError: names the task with the shortest prompt, and its tokens.
     """
-    for task in (*source.heldout_tasks()[:1], next(source.train_tasks())):
-        num_tokens = len(renderer.prompt(task))
-        if num_tokens >= max_context_tokens:
-            remedy = f"the prompt of task {task.id} alone has {num_tokens} tokens; leave room for an action as well"
-            raise ConfigError("engine.max_context_tokens", max_context_tokens, remedy)
+    first_tasks = itertools.islice(source.train_tasks(), engine.max_dropped_in_a_row)
+    for tasks in (source.heldout_tasks(), first_tasks):
+        num_tokens, task_id = min(((len(renderer.prompt(task)), task.id) for task in tasks), default=(0, ""))
+        if num_tokens >= engine.max_context_tokens:
+            remedy = f"the prompt of task {task_id} alone has {num_tokens} tokens, and no first task has fewer"
+            raise ConfigError("engine.max_context_tokens", engine.max_context_tokens, remedy)
 
 
 def _example(prompt: list[int], action: list[int]) -> SftExample:

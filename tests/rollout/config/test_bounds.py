@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from rollout.engine.config import EngineConfig
 from rollout.errors import ConfigError
 from rollout.train.config import TrainConfig, load_config, presets
 from rollout.train.source import check_prompts, make_source
@@ -83,9 +84,18 @@ def test_the_defaults_and_every_bundled_configuration_are_accepted() -> None:
     assert all(load_config(name) for name in presets())
 
 
-def test_a_context_that_cannot_hold_the_first_prompts_is_refused_with_the_task_and_its_tokens() -> None:
+def test_a_context_that_no_first_prompt_fits_into_is_refused_with_a_task_and_its_tokens() -> None:
     source, renderer = make_source(TrainConfig().tasks, None)
-    longest = max(len(renderer.prompt(t)) for t in (source.heldout_tasks()[0], next(source.train_tasks())))
-    check_prompts(source, renderer, longest + 1)
+    first = renderer.prompt(next(source.train_tasks()))
     with pytest.raises(ConfigError, match=r"max_context_tokens = 2: the prompt of task demo/.* alone has \d+ tokens"):
-        check_prompts(source, renderer, 2)
+        check_prompts(source, renderer, EngineConfig(max_context_tokens=2))
+    only_the_first = EngineConfig(max_context_tokens=len(first), max_dropped_in_a_row=1)
+    with pytest.raises(ConfigError, match=f"has {len(first)} tokens, and no first task has fewer"):
+        check_prompts(source, renderer, only_the_first)
+
+
+def test_a_context_that_some_prompts_fit_into_is_taken() -> None:
+    source, renderer = make_source(TrainConfig().tasks, None)
+    lengths = {len(renderer.prompt(task)) for task in source.heldout_tasks()}
+    assert len(lengths) > 1
+    check_prompts(source, renderer, EngineConfig(max_context_tokens=max(lengths)))
