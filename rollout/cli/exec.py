@@ -14,11 +14,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rollout.cli.output import print_json, write_descriptor, write_stdout
+from rollout.cli.output import OutputError, ReaderGoneError, print_json, write_descriptor, write_stdout
 from rollout.files import read_file
 from sandbox.cgroup.types import LIMIT_NAMES
 from sandbox.errors import ConfigError
@@ -105,8 +104,12 @@ def run(arguments: argparse.Namespace) -> int:
         print_json(outcome_object(outcome, spec))
         return 0
     write_stdout(outcome.stdout)
-    with suppress(OSError):  # as for all that goes to stderr: where it cannot be written, it is lost
+    try:
         write_descriptor(sys.stderr.fileno(), outcome.stderr)
+    except BrokenPipeError:
+        raise ReaderGoneError from None
+    except OSError as error:
+        raise OutputError(f"stderr cannot be written: {error.strerror}") from None
     for line in remarks(outcome, spec, command):
         print(f"rollout exec: {line}", file=sys.stderr)
     return exit_status(outcome)
@@ -160,7 +163,7 @@ def command_from(arguments: argparse.Namespace) -> Command:
 
 def workspace_files(texts: list[str]) -> list[tuple[str, bytes]]:
     """Path inside the sandbox and content of each `--workspace-file`; ConfigError for one that cannot be read."""
-    files = []
+    files: list[tuple[str, bytes]] = []
     for text in texts:
         path, colon, name = text.rpartition(":")
         source, name = (Path(path), name) if colon else (Path(text), Path(text).name)
@@ -169,8 +172,11 @@ def workspace_files(texts: list[str]) -> list[tuple[str, bytes]]:
             raise ConfigError("--workspace-file", text, "the name must be relative and stay inside the workspace")
         if max(map(_num_bytes, parts)) > _MAX_NAME_BYTES or _num_bytes(name) > _MAX_PATH_BYTES:
             raise ConfigError("--workspace-file", text, "the name is longer than a file system allows")
+        target = f"/workspace/{'/'.join(parts)}"
+        if any(f"{target}/".startswith(f"{path}/") or f"{path}/".startswith(f"{target}/") for path, _ in files):
+            raise ConfigError("--workspace-file", text, "another one has this name already, or one above or below it")
         data = read_file(source, "--workspace-file", max_bytes=_MAX_WORKSPACE_FILE_BYTES)
-        files.append((f"/workspace/{'/'.join(parts)}", data))
+        files.append((target, data))
     return files
 
 

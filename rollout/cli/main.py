@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout import errors as rollout_errors
+from rollout.cli.flags import named_by_flags
 from rollout.cli.output import ReaderGoneError, flush_stdout, give_up_stdout, open_standard_streams
 from sandbox import errors as sandbox_errors
 
@@ -26,6 +27,10 @@ INTERRUPTED = 130
 
 _NOT_OURS = "command_line"
 """Where `exec` keeps the words of the sandboxed command, which may be any bytes."""
+
+
+_FLAGS = {name: "--" + name.replace("_", "-") for name in ("state_dir", "image", "model_dir", "sampler")}
+"""Settings that a deeper layer names by itself, where a command has a flag for them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -85,7 +90,9 @@ def _dispatch(argv: list[str] | None) -> int:
     except SystemExit:
         flush_stdout()  # --help
         raise
-    status: int = importlib.import_module(f"rollout.cli.{arguments.command}").run(arguments)
+    command = importlib.import_module(f"rollout.cli.{arguments.command}")
+    with named_by_flags({name: flag for name, flag in _FLAGS.items() if hasattr(arguments, name)}):
+        status: int = command.run(arguments)
     return status
 
 

@@ -67,6 +67,10 @@ def test_a_stderr_that_takes_nothing_is_no_failure(state: str, stderr: str) -> N
     assert done.stdout.splitlines()[-1] == "0"
 
 
+def test_a_commands_stderr_that_cannot_be_written_is_a_fault(state: str) -> None:
+    assert shell(f"{ROLLOUT} exec {state} -- sh -c 'echo lost >&2' 2>/dev/full").returncode == 3
+
+
 def test_letters_beyond_the_encoding_of_stdout_are_escaped(tmp_path: Path) -> None:
     code = "import sys; from rollout.cli.output import open_standard_streams as o; o(); print('\u2026 \\udcff'); o()"
     env = {"PYTHONIOENCODING": "ascii", "PATH": os.environ["PATH"]}
