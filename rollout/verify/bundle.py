@@ -13,15 +13,15 @@ from functools import cache
 from importlib import resources
 
 _GUEST = "rollout.verify.guest"
+_PARTS = {"candidate": ("codec",), "judge": ("codec", "messages")}
 MAX_ARGUMENT_BYTES = 128 * 1024
 """The kernel's bound of one argument (MAX_ARG_STRLEN)."""
 
 
 @cache
 def program(name: str) -> str:
-    """Source of the guest program `candidate` or `judge`, the codec included."""
-    own = [line for line in _source(name).splitlines() if not line.startswith((f"from {_GUEST}", "from __future__"))]
-    text = f"{_source('codec')}\n" + "\n".join(own) + "\n"
+    """Source of the guest program `candidate` or `judge`, the modules that it imports included."""
+    text = "from __future__ import annotations\n" + "\n".join(map(_own_lines, (*_PARTS[name], name))) + "\n"
     assert len(text.encode()) < MAX_ARGUMENT_BYTES
     return text
 
@@ -44,6 +44,11 @@ def command(name: str) -> tuple[str, ...]:
     source = program(name)
     code = base64.b64encode(marshal.dumps(compile(source, f"<{name}>", "exec"))).decode()
     return ("python3", "-S", "-s", "-P", "-B", "-c", _LAUNCHER, sys.version, code, source)
+
+
+def _own_lines(name: str) -> str:
+    lines = _source(name).splitlines()
+    return "\n".join(line for line in lines if not line.startswith((f"from {_GUEST}", "from __future__")))
 
 
 def _source(name: str) -> str:

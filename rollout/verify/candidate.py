@@ -21,7 +21,8 @@ from rollout.tasks.types import Task
 from rollout.verify.bundle import command
 from rollout.verify.channel import ChannelClosed, FrameChannel
 from rollout.verify.config import VerifierConfig
-from rollout.verify.guest.codec import CodecError, candidate_message
+from rollout.verify.guest.codec import CodecError
+from rollout.verify.guest.messages import candidate_message
 from rollout.verify.host import Host, Process, sandbox_boundary
 from sandbox.types import Command, Limits, Outcome, Reason, SandboxSpec
 

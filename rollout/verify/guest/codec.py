@@ -22,10 +22,6 @@ MAX_ITEMS = 100_000
 """Items taken from one iterator."""
 
 
-MAX_TEXT = 2000
-"""Of one text in a candidate's message."""
-
-
 class CodecError(ValueError):
     """The bytes are no value of this format, or break a bound; or a value is too large to encode."""
 
@@ -241,24 +237,6 @@ def bounded_text(value: object, show: Callable[[object], str] = repr, length: in
         return text if len(text) <= length else text[: length - 1] + "…"
     except BaseException as error:  # noqa: BLE001 - a lying or broken __repr__ of graded code
         return f"<unprintable {type(value).__name__}: {type(error).__name__}>"
-
-
-def candidate_message(frame: object) -> list[object]:
-    """`frame`, when it is a message that a candidate may send, every field of the type that it should have.
-
-    The one place where this is looked at, for the engine and the judge alike; raises `CodecError` for anything
-    else. Texts are cut to `MAX_TEXT` characters. The value of a result alone stays whatever plain data it is.
-    """
-    if isinstance(frame, list) and frame and isinstance(frame[0], str):
-        kind, fields = frame[0], frame[1:]
-        types = tuple(map(type, fields))
-        if kind == "loaded" and not fields:
-            return frame
-        if kind == "result" and len(fields) == 3 and types[0] is int:
-            return frame
-        if (kind == "failed" and types == (str, str)) or (kind == "error" and types == (int, str, str)):
-            return [kind, *(field[:MAX_TEXT] if isinstance(field, str) else field for field in fields)]
-    raise CodecError("a message of no known form")
 
 
 class _Decoder:

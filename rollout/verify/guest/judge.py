@@ -29,7 +29,8 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 
-from rollout.verify.guest.codec import CodecError, Listed, Opaque, bounded_text, candidate_message, decode, encode
+from rollout.verify.guest.codec import CodecError, Listed, Opaque, bounded_text, decode, encode
+from rollout.verify.guest.messages import candidate_message
 
 _MAX_JOB = 1 << 26
 _MAX_DETAIL = 2000

@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 
 from rollout.verify.guest.codec import (
     MAX_DEPTH,
-    MAX_TEXT,
     CodecError,
     Listed,
     Opaque,
     Unhashed,
     bounded_text,
-    candidate_message,
     decode,
     encode,
 )
+from rollout.verify.guest.messages import MAX_TEXT, candidate_message
 from rollout.verify.layers.shown import shown
 
 SCALARS = (
