@@ -46,7 +46,7 @@ _FLAGS = {
     "engine.request_timeout_s": "--request-timeout",
     "engine.seed": "--seed",
     "environment.max_turns": "--max-turns",
-    "verifier.concurrency": "--jobs",
+    "verify.concurrency": "--jobs",
     "sampler.server": "--server",
 }
 _SCRIPTED_TOKENS = 1 << 20

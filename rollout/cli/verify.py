@@ -108,7 +108,7 @@ def _checked(arguments: argparse.Namespace) -> VerifierConfig:
         raise ConfigError("--timeout", arguments.timeout, "must lie in (0, 3600] seconds")
     if arguments.solutions not in _SOURCES and not os.path.isfile(arguments.solutions):
         raise ConfigError("--solutions", arguments.solutions, f"is neither {', '.join(_SOURCES)} nor a file")
-    with named_by_flags({"verifier.concurrency": "--jobs"}):
+    with named_by_flags({"verify.concurrency": "--jobs"}):
         return VerifierConfig(concurrency=arguments.jobs or 2 * (os.cpu_count() or 1))
 
 

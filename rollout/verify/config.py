@@ -62,4 +62,4 @@ class VerifierConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         ):
             value = getattr(self, field)
             if not low <= value <= high:
-                raise ConfigError(f"verifier.{field}", value, f"must lie between {low} and {high}")
+                raise ConfigError(f"verify.{field}", value, f"must lie between {low} and {high}")
