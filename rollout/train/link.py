@@ -42,6 +42,7 @@ class LearnerLink:
         self.published_step = -1
         """RL steps contained in the newest published weights."""
         self.finished = False
+        self._num_checkpoints = 0
         self.on_published: Callable[[int], None] = lambda step: None
         """Called with the number of RL steps that newly published weights contain."""
 
@@ -83,8 +84,6 @@ class LearnerLink:
                     await self._changed.wait()
         if scope.cancelled_caught:
             raise LearnerFault(f"waited {timeout_s:g} s for {what} from the learner")
-
-    _num_checkpoints = 0
 
     def _apply(self, message: LearnerMessage) -> None:
         match message:

@@ -6,11 +6,12 @@ import os
 import shutil
 import site
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
+from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.types import JAIL_NAMES, JailName
 from tests.sandbox.jails import installed
 
@@ -46,3 +47,10 @@ def unprivileged(state_dir: Path) -> Iterator[tuple[list[str], dict[str, str], P
     }
     yield [*become, str(python)], env, own
     shutil.rmtree(own)
+
+
+@pytest.fixture
+async def host(state_dir: Path) -> AsyncIterator[SandboxHost]:
+    """An engine's sandboxes, on the shared state directory."""
+    async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir))) as host:
+        yield host

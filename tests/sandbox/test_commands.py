@@ -26,12 +26,6 @@ def small(jail: JailName) -> SandboxSpec:
 
 
 @pytest.fixture
-async def host(state_dir: Path) -> AsyncIterator[SandboxHost]:
-    async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir))) as host:
-        yield host
-
-
-@pytest.fixture
 async def box(host: SandboxHost, small: SandboxSpec) -> AsyncIterator[Sandbox]:
     async with host.acquire(small) as box:
         yield box

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import anyio
 import pytest
 
 from sandbox.errors import SandboxError, TransferError
-from sandbox.host import SandboxConfig, SandboxHost
+from sandbox.host import SandboxHost
 from sandbox.sandbox import Sandbox
 from sandbox.types import MIB, Command, JailName, Limits, SandboxSpec
 from sandbox.wire import Kind, Tag, encode, number, text
@@ -22,12 +21,6 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 def spec(jail: JailName) -> SandboxSpec:
     return SandboxSpec(limits=Limits(disk_bytes=8 * MIB), jail=jail)
-
-
-@pytest.fixture
-async def host(state_dir: Path) -> AsyncIterator[SandboxHost]:
-    async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir))) as host:
-        yield host
 
 
 @pytest.fixture
