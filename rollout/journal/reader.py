@@ -122,13 +122,17 @@ def index_journal(run_dir: Path | str) -> JournalIndex:
     return index
 
 
-def delivered_groups(run_dir: Path | str, from_seq: int = 0) -> Iterator[Delivery]:
+def delivered_groups(
+    run_dir: Path | str, from_seq: int = 0, *, index: JournalIndex | None = None
+) -> Iterator[Delivery]:
     """Groups delivered at `from_seq` or later, in the order of delivery: what a resumed learner missed.
+
+    `index` is the journal's, where the caller has it already.
 
     Raises:
         JournalFault: damage; or a delivery of a group that the journal does not hold.
     """
-    index = index_journal(run_dir)
+    index = index or index_journal(run_dir)
     for record in sorted(index.deliveries, key=lambda delivery: delivery.seq_start):
         if record.seq_end > from_seq:
             if record.group_id not in index.groups:
@@ -137,9 +141,9 @@ def delivered_groups(run_dir: Path | str, from_seq: int = 0) -> Iterator[Deliver
             yield Delivery(group=group, seq_start=record.seq_start, step=record.step)
 
 
-def undelivered_groups(run_dir: Path | str) -> Iterator[Group]:
+def undelivered_groups(run_dir: Path | str, *, index: JournalIndex | None = None) -> Iterator[Group]:
     """Finished training groups that were never delivered, oldest first: nothing finished is lost."""
-    index = index_journal(run_dir)
+    index = index or index_journal(run_dir)
     delivered = {record.group_id for record in index.deliveries}
     for group_id, position in index.groups.items():
         if group_id not in delivered:

@@ -65,8 +65,9 @@ def load_history(run_dir: Path, *, steps_done: int, next_delivery_seq: int, grou
                 history.metrics.append(record)
             case _:
                 pass
+    index = index_journal(run_dir)
     by_step: dict[int, list[Delivery]] = {}
-    for delivery in delivered_groups(run_dir):
+    for delivery in delivered_groups(run_dir, index=index):
         by_step.setdefault(delivery.step, []).append(delivery)
     for step in sorted(by_step):
         deliveries = by_step[step]
@@ -75,17 +76,22 @@ def load_history(run_dir: Path, *, steps_done: int, next_delivery_seq: int, grou
             continue
         history.rewards.append(mean([mean_reward(delivery.group) for delivery in deliveries]))
         history.deliveries += [one for one in deliveries if one.seq_start >= next_delivery_seq]
-    history.undelivered = list(undelivered_groups(run_dir))
+    history.undelivered = list(undelivered_groups(run_dir, index=index))
     history.num_processes = max(1, num_headers)
-    _check_covers(run_dir, history, by_step, steps_done, next_delivery_seq)
+    _check_covers(run_dir, index.next_delivery_seq, history, by_step, steps_done, next_delivery_seq)
     return history
 
 
 def _check_covers(
-    run_dir: Path, history: History, by_step: dict[int, list[Delivery]], steps_done: int, next_delivery_seq: int
+    run_dir: Path,
+    known: int,
+    history: History,
+    by_step: dict[int, list[Delivery]],
+    steps_done: int,
+    next_delivery_seq: int,
 ) -> None:
     """A delivery is durable before it is sent, so a journal behind the checkpoint has lost something."""
-    whole, known = len(history.rewards), index_journal(run_dir).next_delivery_seq
+    whole = len(history.rewards)
     if whole < steps_done or known < next_delivery_seq:
         raise _lost(
             run_dir,
