@@ -20,6 +20,7 @@ from sandbox.build import NATIVE, find_compiler, source_hash
 from sandbox.cgroup.probe import Hierarchies, find_hierarchies
 from sandbox.errors import CapabilityError
 from sandbox.stage import CARRIERS, find_tool
+from sandbox.subuid import find_subordinate_ids
 from sandbox.types import JAIL_NAMES, JailName
 
 NOBODY_UID = 65_534
@@ -242,8 +243,19 @@ def uid_capability(uid_map: Path = Path("/proc/self/uid_map")) -> Capability:
         detail = "uid 0 of a user namespace that maps few others: a sandbox cannot become another user"
         remedy = "run as the user that you are outside (no `unshare -r`), or map a range of uids for this container"
         return Capability(name=name, ok=False, detail=detail, remedy=remedy, required=True)
-    remedy = "run as root; until then sandboxes share this user's uid (and its inotify and process counts)"
-    return Capability(name=name, ok=False, detail=f"every sandbox runs as uid {os.geteuid()}", remedy=remedy)
+    try:
+        ids = find_subordinate_ids()
+    except CapabilityError as error:
+        return shared_uid_capability(str(error))
+    detail = f"one of this user's subordinate uids each, {ids.first_uid}-{ids.first_uid + ids.count - 1}"
+    return Capability(name=name, ok=True, detail=detail)
+
+
+def shared_uid_capability(why: str) -> Capability:
+    """What it means that sandboxes have no uids of their own, and why it is so."""
+    detail = f"every sandbox runs as uid {os.geteuid()} and shares its inotify and process counts: {why}"
+    remedy = "give this user subordinate uids as said, or run as root"
+    return Capability(name="separate uids", ok=False, detail=detail, remedy=remedy)
 
 
 def _is_real_root(uid_map: Path = Path("/proc/self/uid_map")) -> bool:

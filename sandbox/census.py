@@ -18,6 +18,7 @@ import msgspec
 from sandbox.jails.plan import AGENT_PATH
 from sandbox.processes import ProcessInfo, ancestors, real_uid, snapshot, with_descendants
 from sandbox.state import Record, lock_is_held
+from sandbox.subuid import is_own_uid
 
 CGROUP_NAME = re.compile(r"rollout-\d+-(\d+)")
 _STALE_S = 600.0
@@ -174,7 +175,7 @@ def _identity(path: Path | str) -> tuple[int, int] | None:
 def _staged_elsewhere(info: ProcessInfo, helpers: set[tuple[int, int] | None]) -> bool:
     """Was this agent started by another user, or (which only root can see) from another state directory?"""
     if os.geteuid() != 0:
-        return real_uid(info.pid) != os.geteuid()
+        return not is_own_uid(real_uid(info.pid))
     helper = _identity(f"/proc/{info.pid}/root{AGENT_PATH}")
     return helper is not None and helper not in helpers
 

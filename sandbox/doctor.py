@@ -23,6 +23,7 @@ from sandbox.capabilities import (
     namespace_capabilities,
     native_capability,
     seccomp_capability,
+    shared_uid_capability,
     state_dir_capability,
     uid_capability,
 )
@@ -98,6 +99,8 @@ async def examine(state_dir: Path | None = None, jail: JailName = "bubblewrap") 
         with anyio.fail_after(PROBE_TIMEOUT_S):
             async with SandboxHost.start(SandboxConfig(state_dir=str(directory))) as host:
                 backend, reasons = host.backend.name, host.backend_reasons
+                if host.shared_uid:
+                    capabilities = _replace(capabilities, shared_uid_capability(host.shared_uid))
                 async with host.acquire(SandboxSpec(jail=jail)) as box:
                     outcome = await box.run(Command(argv=("/bin/sh", "-c", _LOOK_AROUND), cwd="/workspace"))
     except (SandboxError, TimeoutError, OSError) as error:
@@ -115,6 +118,11 @@ async def examine(state_dir: Path | None = None, jail: JailName = "bubblewrap") 
         capabilities=capabilities,
         probe_s=time.monotonic() - started,
     )
+
+
+def _replace(capabilities: tuple[Capability, ...], found: Capability) -> tuple[Capability, ...]:
+    """What was found by really doing it, in place of what was expected."""
+    return tuple(found if known.name == found.name else known for known in capabilities)
 
 
 def look_outside(state_dir: Path, jail: JailName = "bubblewrap") -> tuple[Capability, ...]:

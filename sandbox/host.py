@@ -41,6 +41,7 @@ from sandbox.state import (
     open_state_dir,
     require_mapped,
 )
+from sandbox.subuid import find_subordinate_ids, inner_uids, require_open
 from sandbox.types import GIB, MIB, JailName, Limits, SandboxSpec
 from sandbox.warden import Warden
 from sandbox.wire import Item, Tag, number, numbered, text
@@ -123,7 +124,9 @@ class SandboxHost:
         self.state_dir = state_dir
         self._slot = slot
         self._root = os.geteuid() == 0
-        self._first_uid = config.uid_base + slot.number * UIDS_PER_ENGINE
+        self._uids: range | None = None
+        self.shared_uid = ""
+        """Why sandboxes share one host uid; empty where each has its own."""
         self._warden = Warden(self._on_died, self._on_warden_end)
         self._places = anyio.Semaphore(config.max_sandboxes)
         self._building = anyio.Semaphore(config.max_starting or 4 * (os.cpu_count() or 1))
@@ -160,7 +163,7 @@ class SandboxHost:
         try:
             native = await anyio.to_thread.run_sync(host._prepare)
             try:
-                await host._warden.open(native, slot.lock_fd, host._estate())
+                await host._open_warden(native)
                 yield host
             finally:
                 with anyio.CancelScope(shield=True):
@@ -171,7 +174,9 @@ class SandboxHost:
     def _prepare(self) -> Path:
         """Stages the binaries and opens the parent cgroups (blocking)."""
         if self._root:
-            require_mapped(Path("/proc/self/uid_map").read_text(), self._first_uid, UIDS_PER_ENGINE)
+            first = self.config.uid_base + self._slot.number * UIDS_PER_ENGINE
+            require_mapped(Path("/proc/self/uid_map").read_text(), first, UIDS_PER_ENGINE)
+            self._uids = range(first, first + UIDS_PER_ENGINE)
         native = stage_native(self.state_dir, ensure_native())
         self._native = native
         try:
@@ -199,6 +204,21 @@ class SandboxHost:
             tool = self.config.bwrap if jail == "bubblewrap" else self.config.nsjail
             self._plans[jail] = make_plan(jail, self.state_dir, self._native, tool)
         return self._plans[jail]
+
+    async def _open_warden(self, native: Path) -> None:
+        """Starts the warden; an unprivileged one with its user's subordinate ids, where there are any for us."""
+        lock_fd = self._slot.lock_fd
+        if not self._root:
+            try:
+                ids = await anyio.to_thread.run_sync(find_subordinate_ids)
+                self._uids = inner_uids(ids, self._slot.number, UIDS_PER_ENGINE)
+                require_open(self.state_dir / "bin")
+                await self._warden.open(native, lock_fd, self._estate(), ids)
+                return
+            except CapabilityError as error:
+                self._uids = None
+                self.shared_uid = str(error)
+        await self._warden.open(native, lock_fd, self._estate())
 
     def _estate(self) -> list[Item]:
         record = [text(Tag.PATH, str(self._slot.record_path))]
@@ -317,8 +337,10 @@ class SandboxHost:
         items = [text(Tag.DIR, path) for path in plan.make]
         items += [text(Tag.SET, path, value) for path, value in plan.write]
         items += [text(Tag.JOIN, path) for path in plan.join]
-        if self._root:
-            uid = self._first_uid + ident
+        if self._uids is not None:
+            if ident >= len(self._uids):
+                raise StartError(f"all {len(self._uids)} host uids of this engine are in use, or were not given back")
+            uid = self._uids[ident]
             items.append(number(Tag.IDS, uid, uid))
         return items
 

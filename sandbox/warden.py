@@ -14,8 +14,10 @@ from pathlib import Path
 
 import anyio
 
-from sandbox.errors import SandboxDiedError, StartError
+from sandbox.capabilities import user_namespace_remedy
+from sandbox.errors import CapabilityError, SandboxDiedError, StartError
 from sandbox.link import FrameLink
+from sandbox.subuid import SubordinateIds, map_ids
 from sandbox.wire import VERSION, Frame, Item, Kind, Tag, encode
 
 _HELLO_TIMEOUT_S = 10.0
@@ -34,17 +36,47 @@ class _Answer:
         self.event.set()
 
 
-def _spawn(native: Path, end_fd: int, lock_fd: int) -> subprocess.Popen[bytes]:
+def _spawn(native: Path, end_fd: int, lock_fd: int, ids: SubordinateIds | None) -> subprocess.Popen[bytes]:
     """One short vfork per engine; the warden makes a session of its own, out of the terminal's reach."""
+    if ids is None:
+        return _execute(native, (end_fd, lock_fd))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = _execute(native, (end_fd, lock_fd, theirs.fileno()))
+        theirs.close()
+        try:
+            _give_ids(process.pid, ours, ids)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    return process
+
+
+def _execute(native: Path, fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [str(native), "warden", str(end_fd), str(lock_fd)],
-        pass_fds=(end_fd, lock_fd),
+        [str(native), "warden", *map(str, fds)],
+        pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
         env={},
     )
+
+
+def _give_ids(pid: int, sync: socket.socket, ids: SubordinateIds) -> None:
+    """Maps the warden's user namespace once it has made it, and lets it go on."""
+    sync.settimeout(_HELLO_TIMEOUT_S)
+    try:
+        answer = sync.recv(1)
+    except TimeoutError:
+        answer = b""
+    if answer != b"\0":
+        why = os.strerror(answer[0]) if answer else "no answer"
+        raise CapabilityError(f"the warden gets no user namespace: {why}", user_namespace_remedy())
+    map_ids(pid, ids)
+    sync.sendall(b"g")
 
 
 class Warden:
@@ -69,16 +101,23 @@ class Warden:
         assert self._process is not None
         return self._process.pid
 
-    async def open(self, native: Path, lock_fd: int, estate: Sequence[Item]) -> None:
+    async def open(self, native: Path, lock_fd: int, estate: Sequence[Item], ids: SubordinateIds | None = None) -> None:
         """Starts the process and names what it must remove at the end.
+
+        Args:
+            ids: runs it in a user namespace with these, so that it can change to each sandbox's own.
 
         Raises:
             StartError: it did not answer.
+            CapabilityError: it cannot have `ids`; nothing runs.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             try:
-                self._process = await anyio.to_thread.run_sync(_spawn, native, theirs.fileno(), lock_fd)
+                self._process = await anyio.to_thread.run_sync(_spawn, native, theirs.fileno(), lock_fd, ids)
+            except CapabilityError:
+                ours.close()
+                raise
             except OSError as error:
                 ours.close()
                 raise StartError(f"the warden cannot be executed: {error.strerror}") from error

@@ -9,6 +9,9 @@
 int warden_main(int engine, int lock);
 int agent_main(int engine, int filter);
 
+/* nest.c: a user namespace with the engine user's subordinate ids; 0 once they are there */
+int nest_enter(int sync);
+
 /* files.c: cgroup files and directories, from outside */
 int file_write(const char *path, const char *value);
 int cgroup_make(const char *path);
