@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,14 +9,14 @@ import pytest
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.types import Command, Limits, Reason, SandboxSpec
 
+pytestmark = pytest.mark.anyio
 SYSTEM_BWRAP = Path("/usr/bin/bwrap")
 LOOK = """
 set -e
-test $$ -ne 1
 grep -q '^CapEff:.0*$' /proc/self/status
 grep -q '^Seccomp:.2$' /proc/self/status
 echo data > /workspace/file
-! echo x > /usr/.probe
+if (echo x > /usr/.probe) 2>/dev/null; then exit 9; fi
 cat /workspace/file
 """
 
@@ -31,11 +30,10 @@ def system_bwrap() -> str:
 
 
 async def test_a_system_bubblewrap_builds_the_same_sandbox(system_bwrap: str, state_dir: Path) -> None:
-    version = subprocess.run([system_bwrap, "--version"], capture_output=True, text=True, check=True).stdout
     config = SandboxConfig(state_dir=str(state_dir), bwrap=system_bwrap)
     async with SandboxHost.start(config) as host, host.acquire(SandboxSpec()) as box:
         outcome = await box.run(Command(argv=("sh", "-c", LOOK)))
-        assert outcome.ok, (version, outcome)
+        assert outcome.ok, outcome
         assert outcome.stdout == b"data\n"
         late = await box.run(Command(argv=("sh", "-c", "sleep 60 & setsid sleep 60 & wait"), timeout_s=0.3))
         assert late.reason is Reason.TIMEOUT
