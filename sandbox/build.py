@@ -2,6 +2,7 @@
 
 Owns: the cache of built binaries, keyed by a hash of the sources. Invariant: a file under its final name is
 complete and belongs to exactly these sources.
+A binary that the user names (`$ROLLOUT_NATIVE`) is used unseen: whoever sets it vouches for it.
 """
 
 from __future__ import annotations
@@ -13,13 +14,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from sandbox.errors import CapabilityError
+from sandbox.errors import CapabilityError, ConfigError
 
 NATIVE = Path(__file__).resolve().parent / "native"
 NAME = "rollout-native"
-FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2")
+NAMED_BY = "ROLLOUT_NATIVE"
+STRICT = ("-std=gnu11", "-Wall", "-Wextra", "-Werror")
+FLAGS = (*STRICT, "-O2", "-fstack-protector-strong", "-D_FORTIFY_SOURCE=2")
+# Static, so that it runs in any image; a libc without static archives still serves the host image.
+LINKINGS = (("-static",), ())
 _BUILD_TIMEOUT_S = 120
 
 
@@ -48,11 +54,16 @@ def cache_dir() -> Path:
 def ensure_native() -> Path:
     """The path of the helper for these sources, built now where it has to be (about a second).
 
-    A binary that came with the package (`native/bin/<hash>`) is used as it is.
+    A binary that is named by `$ROLLOUT_NATIVE`, or came with the package (`native/bin/<hash>`), is used as it is.
 
     Raises:
+        ConfigError: the named one is no executable.
         CapabilityError: no binary and no working C compiler.
     """
+    if (named := named_native()) is not None:
+        if not os.access(named, os.X_OK):
+            raise ConfigError(NAMED_BY, named, "must be the path of an executable helper; or unset it")
+        return Path(named)
     shipped = NATIVE / "bin" / source_hash()
     if os.access(shipped, os.X_OK):
         return shipped
@@ -62,13 +73,27 @@ def ensure_native() -> Path:
     return built
 
 
+def named_native() -> str | None:
+    """The helper that the user named, if any."""
+    return os.environ.get(NAMED_BY) or None
+
+
 def find_compiler() -> str | None:
     """The system's C compiler: `$CC`, or the first of the usual names."""
     return os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def compile_native(target: Path) -> None:
-    """Compiles to `target` and puts it there by rename.
+    """Compiles the helper to `target` and puts it there by rename.
+
+    Raises:
+        CapabilityError: no compiler, or the compiler's own words.
+    """
+    compile_c(target, sorted(NATIVE.glob("*.c")), FLAGS, LINKINGS)
+
+
+def compile_c(target: Path, sources: Sequence[Path], flags: Sequence[str], linkings: Sequence[Sequence[str]]) -> None:
+    """Compiles C sources to `target`, with the first of `linkings` that works, and puts it there by rename.
 
     Raises:
         CapabilityError: no compiler, or the compiler's own words.
@@ -77,13 +102,11 @@ def compile_native(target: Path) -> None:
     if not compiler:
         raise CapabilityError("no C compiler for the sandbox's native helper", "install one (Debian: apt install gcc)")
     target.parent.mkdir(parents=True, exist_ok=True)
-    sources = [str(path) for path in sorted(NATIVE.glob("*.c"))]
     handle, scratch = tempfile.mkstemp(prefix=f".{NAME}-", dir=target.parent)
     os.close(handle)
     try:
-        # Static, so that it runs in any image; a libc without static archives still serves the host image.
-        for linking in (("-static",), ()):
-            command = [*compiler.split(), *FLAGS, *linking, "-o", scratch, *sources]
+        for linking in linkings:
+            command = [*compiler.split(), *flags, *linking, "-o", scratch, *map(str, sources)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_TIMEOUT_S, check=False)
             if done.returncode == 0:
                 os.chmod(scratch, 0o755)

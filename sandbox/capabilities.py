@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from sandbox.build import NATIVE, find_compiler, source_hash
+from sandbox.build import NAMED_BY, NATIVE, find_compiler, named_native, source_hash
 from sandbox.cgroup.probe import Hierarchies, find_hierarchies
 from sandbox.errors import CapabilityError
 from sandbox.stage import CARRIERS, find_tool
@@ -151,8 +151,11 @@ def jail_capabilities(chosen: JailName) -> list[Capability]:
 
 
 def native_capability() -> Capability:
-    """The native helper: shipped with the package, or a compiler to build it with."""
+    """The native helper: named by the user, shipped with the package, or a compiler to build it with."""
     name = "native helper"
+    if (named := named_native()) is not None:
+        ok, remedy = os.access(named, os.X_OK), f"unset {NAMED_BY}, or name an executable helper"
+        return Capability(name=name, ok=ok, detail=f"{NAMED_BY}={named}", remedy="" if ok else remedy, required=True)
     if os.access(NATIVE / "bin" / source_hash(), os.X_OK):
         return Capability(name=name, ok=True, detail="came with the package", required=True)
     compiler = find_compiler()

@@ -42,6 +42,15 @@ def state_dir() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--native",
+        choices=("plain", "sanitized"),
+        default="plain",
+        help="the C helper that sandboxes use: as it is shipped, or built with AddressSanitizer and UBSan",
+    )
+
+
 def pytest_configure() -> None:
     """Processes that tests start can be interrupted, even where the tests run in a shell's background.
 

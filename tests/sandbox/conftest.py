@@ -1,4 +1,4 @@
-"""The sandbox tests' other user: without privileges, with a state directory of its own."""
+"""The sandbox tests' other user (without privileges, with a state directory of its own), and their helper's build."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.types import JAIL_NAMES, JailName
 from tests.sandbox.jails import installed
+from tests.sandbox.sanitizers import Sanitized, named_native, require_sanitizers, sanitized_native
 
 UNPRIVILEGED_UID = 12_345
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -26,7 +27,34 @@ def jail(request: pytest.FixtureRequest) -> JailName:
 
 
 @pytest.fixture(scope="session")
-def unprivileged(state_dir: Path) -> Iterator[tuple[list[str], dict[str, str], Path]]:
+def sanitized() -> Iterator[Sanitized]:
+    """The C helper, built once with the sanitizers."""
+    require_sanitizers()
+    with sanitized_native() as built:
+        yield built
+
+
+@pytest.fixture(scope="session")
+def chosen_native(request: pytest.FixtureRequest) -> Iterator[Sanitized | None]:
+    """The helper of `--native`, in use for the whole session."""
+    if request.config.getoption("--native") == "plain":
+        yield None
+        return
+    built: Sanitized = request.getfixturevalue("sanitized")
+    with named_native(built.native):
+        yield built
+
+
+@pytest.fixture(autouse=True)
+def no_reports(chosen_native: Sanitized | None) -> Iterator[None]:
+    """A sanitizer's report fails the test that caused it (or, of a process that ends late, the next one)."""
+    yield
+    if chosen_native is not None and (words := chosen_native.reports.take()):
+        pytest.fail(words)
+
+
+@pytest.fixture(scope="session")
+def unprivileged(state_dir: Path, chosen_native: Sanitized | None) -> Iterator[tuple[list[str], dict[str, str], Path]]:
     """Words that start a Python without privileges, its environment, and a state directory of that user's own.
 
     Root becomes another user; another user stays what it is. The interpreter is the toolchain image's, since the one
@@ -44,6 +72,7 @@ def unprivileged(state_dir: Path) -> Iterator[tuple[list[str], dict[str, str], P
         "HOME": str(own),
         "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *site.getsitepackages()]),
         "PYTHONDONTWRITEBYTECODE": "1",
+        **({"ROLLOUT_NATIVE": native} if (native := os.environ.get("ROLLOUT_NATIVE")) else {}),
     }
     yield [*become, str(python)], env, own
     shutil.rmtree(own)
