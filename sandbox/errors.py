@@ -5,6 +5,7 @@
     ├── CapabilityError    this host cannot isolate (or enforce what a spec insists on)
     ├── StartError         a jail did not come up
     ├── SandboxDiedError   a sandbox, or the warden that holds it, ended under a caller
+    ├── SandboxFrozenError a sandbox was asked for something while it stands still
     ├── TransferError      a file could not be moved in or out (not a regular file, over its cap, …)
     └── ProtocolError      a frame that breaks the wire format
 
@@ -54,6 +55,10 @@ class StartError(SandboxError):
 
 class SandboxDiedError(SandboxError):
     """The sandbox or its warden ended while, or before, it was used."""
+
+
+class SandboxFrozenError(SandboxError):
+    """The sandbox is frozen, so that nothing in it can answer; `thaw` it first."""
 
 
 class TransferError(SandboxError):

@@ -285,7 +285,7 @@ class SandboxHost:
                 if box is not None:
                     box.close()
                 with anyio.CancelScope(shield=True):
-                    await self._release(ident, spec.limits, cgroups, usable=box is not None)
+                    await self._release(ident, spec.limits, cgroups, box)
 
     def _check_insist(self, spec: SandboxSpec) -> None:
         for name in spec.insist:
@@ -364,15 +364,15 @@ class SandboxHost:
         self._templates[key] = (image, items)
         return items
 
-    async def _release(self, ident: int, limits: Limits, cgroups: CgroupSet, *, usable: bool) -> None:
-        """Ends a jail; keeps its cgroups for the next one unless they may be half made (`usable` is False)."""
+    async def _release(self, ident: int, limits: Limits, cgroups: CgroupSet, box: Sandbox | None) -> None:
+        """Ends a jail; keeps its cgroups for the next one unless they may be half made (there is no `box`)."""
         if self._warden_gone:
             return  # numbers and sets are not given out any more
         items: list[Item] = []
         if (kill_file := cgroups.kill_file()) is not None:
             items.append(text(Tag.KILL, kill_file))
-        remove = self._sets.make_room(limits) if usable else ()
-        keep = usable and not self._closing and self._sets.has_room()
+        remove = self._sets.make_room(limits) if box is not None else ()
+        keep = box is not None and not self._closing and self._sets.has_room()
         if not keep:
             remove += cgroups.remove_paths()
         items += [text(Tag.REMOVE, path) for path in remove]
@@ -380,6 +380,8 @@ class SandboxHost:
         try:
             with anyio.move_on_after(_RELEASE_TIMEOUT_S):
                 clean = await self._warden.release(ident, items)
+            if clean and keep and box is not None:
+                box.end_freeze()
             if clean and keep and cgroups.residue_bytes() > _RESIDUE_BYTES:
                 await anyio.to_thread.run_sync(cgroups.empty)
         except (SandboxDiedError, FileNotFoundError):

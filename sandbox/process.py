@@ -32,6 +32,9 @@ _PUMP_READS = 64
 _FLOOD_FACTOR = 64
 _NOT_STARTED = 126
 
+KILLED = Result(int(signal.SIGKILL), 0, 0, 0, 0, 1, 1)
+"""What is known of a command that was killed without a report."""
+
 PeakScope = Literal["command", "sandbox", "process"]
 
 
@@ -39,7 +42,7 @@ class Process:
     """A started command. Made by `Sandbox.start`; `wait` gives its outcome, `kill` ends it early.
 
     Args:
-        kill_inside: asks the agent to kill what the command started.
+        kill_inside: asks the agent to kill what the command started; False when it stands still and cannot answer.
         unenforced: limits that the host cannot enforce.
     """
 
@@ -49,7 +52,7 @@ class Process:
         cgroups: CgroupSet,
         leaf: str | None,
         unenforced: tuple[str, ...],
-        kill_inside: Callable[[], None],
+        kill_inside: Callable[[], bool],
     ) -> None:
         self._command = command
         self._cgroups = cgroups
@@ -68,6 +71,8 @@ class Process:
         self._finishing = anyio.Lock()
         self._started_s = time.monotonic()
         self._ended_s = self._started_s
+        self.unreported = False
+        """Was it killed while the agent stood still? Its end is then reported later, or never."""
         self.alone = True
         """No other command ran in this sandbox at the same time (so far)."""
         loop = asyncio.get_running_loop()
@@ -112,6 +117,12 @@ class Process:
         else:
             self.lost(SandboxError(f"the agent refused a command: {os.strerror(error)}"))
 
+    def silenced(self) -> None:
+        """Told by the sandbox when its agent stands still: a killed command is dead, though nobody reports it."""
+        if self.running and self._killed_for is not None:
+            self.unreported = True
+            self.exited(KILLED)
+
     def lost(self, fault: SandboxError) -> None:
         """Told by the sandbox when it has ended (closed by its owner, or died)."""
         if self.running:
@@ -139,7 +150,9 @@ class Process:
         if self.leaf is not None:
             with suppress(FileNotFoundError):  # it vanished with the warden: dead already
                 self._cgroups.kill_leaf(self.leaf)
-        self._kill_inside()
+        if not self._kill_inside():
+            self.silenced()
+            return
         self._give_up = asyncio.get_running_loop().call_later(KILL_TIMEOUT_S, self._stuck)
 
     def _stuck(self) -> None:
@@ -229,7 +242,7 @@ class Process:
     def _make_outcome(self) -> Outcome:
         result = self._result
         if result is None:  # the sandbox was closed under it
-            result = Result(int(signal.SIGKILL), 0, 0, 0, 0, 1, 1)
+            result = KILLED
         after = self._before if self._fault is not None else self._cgroups.read(self.leaf)
         usage = self._usage(result, after)
         reason = classify(

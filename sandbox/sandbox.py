@@ -11,12 +11,20 @@ import os
 import socket
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 
 from sandbox.cgroup.types import CgroupSet
-from sandbox.errors import ConfigError, ProtocolError, SandboxDiedError, SandboxError, TransferError
+from sandbox.errors import (
+    ConfigError,
+    ProtocolError,
+    SandboxDiedError,
+    SandboxError,
+    SandboxFrozenError,
+    TransferError,
+)
+from sandbox.freezer import Freezer
 from sandbox.link import FrameLink
 from sandbox.process import Process
 from sandbox.rlimits import cpu_items, limit_items
@@ -50,7 +58,9 @@ class Sandbox:
         self._env = env
         self._cgroups = cgroups
         self._limits = limit_items(spec.limits, unenforced)
+        self._freezer = Freezer(cgroups.freezer())
         self._running: dict[int, Process] = {}
+        self._unreported: dict[int, str] = {}  # leaves of commands that were killed while all stood still
         self._answers: dict[int, asyncio.Future[tuple[Frame, list[int]]]] = {}
         self._kept: deque[int] = deque()
         self._late: set[asyncio.Future[None]] = set()
@@ -75,6 +85,8 @@ class Sandbox:
                 self._on_end(str(error))
         elif frame.kind == Kind.REFUSED and process is not None:
             process.refused(frame.number(Tag.ERRNO))
+        elif frame.kind in (Kind.EXITED, Kind.REFUSED) and frame.ident in self._unreported:
+            self._return_unreported(frame.ident)
         elif (answer := self._answers.pop(frame.ident, None)) is not None and not answer.done():
             answer.set_result((frame, fds))
             return
@@ -118,9 +130,51 @@ class Sandbox:
         if self._died is not None:
             raise SandboxDiedError(self._died)
 
+    def _require_answering(self) -> None:
+        self._require_alive()
+        if self._freezer.frozen:
+            raise SandboxFrozenError("the sandbox is frozen; thaw it first")
+
     def _take_ident(self) -> int:
         self._next_ident = (self._next_ident + 1) & 0x7FFFFFFF
         return self._next_ident
+
+    # ------------------------------------------------------------------ standing still
+
+    @property
+    def frozen(self) -> bool:
+        """True from the call of `freeze` until `thaw`."""
+        return self._freezer.frozen
+
+    async def freeze(self) -> None:
+        """Stops every process where it is, without a trace in it; returns when all stand still.
+
+        Time goes on: a command whose `timeout_s` is over is killed, its outcome comes as ever, and closing, killing
+        and leaving contexts work. What needs an answer from inside (`start`, `run`, files) raises
+        `SandboxFrozenError`; a transfer that had begun waits. Frozen already: nothing happens. Cancelled: all go on.
+
+        Raises:
+            CapabilityError: the host has no cgroup v2 tree for this sandbox.
+            SandboxDiedError: the sandbox has ended.
+            SandboxError: a process did not stop within 5 s; all go on.
+        """
+        self._require_alive()
+        await self._freezer.freeze()
+        for process in list(self._running.values()):
+            process.silenced()
+
+    async def thaw(self) -> None:
+        """Lets every process go on; does nothing when the sandbox is not frozen.
+
+        Raises:
+            SandboxDiedError: the sandbox has ended.
+        """
+        self._require_alive()
+        await self._freezer.thaw()
+
+    def end_freeze(self) -> None:
+        """After the end: the next sandbox gets this one's control groups, and must not be born into standing still."""
+        self._freezer.let_go()
 
     # ------------------------------------------------------------------ commands
 
@@ -130,6 +184,7 @@ class Sandbox:
         Raises:
             ConfigError: the command does not fit into one request.
             SandboxDiedError: the sandbox ended under it.
+            SandboxFrozenError: the sandbox stands still.
         """
         async with self.start(command) as process:
             return await process.wait()
@@ -146,7 +201,7 @@ class Sandbox:
             ConfigError: the command does not fit into one request.
             SandboxDiedError: the sandbox has ended.
         """
-        self._require_alive()
+        self._require_answering()
         ident = self._take_ident()
         leaf = self._cgroups.take_leaf()
         try:
@@ -174,8 +229,18 @@ class Sandbox:
         self._kept += process.take_open_streams()
         while len(self._kept) > (_KEPT_STREAMS if self.alive else 0):
             os.close(self._kept.popleft())
-        if process.leaf is not None and self.alive:
+        if process.leaf is None or not self.alive:
+            return
+        if process.unreported:  # the agent may not even have begun it, and will join this leaf once it can
+            self._unreported[ident] = process.leaf
+        else:
             self._cgroups.return_leaf(process.leaf)
+
+    def _return_unreported(self, ident: int) -> None:
+        leaf = self._unreported.pop(ident)
+        with suppress(FileNotFoundError):  # it vanished with the warden
+            self._cgroups.kill_leaf(leaf)
+            self._cgroups.return_leaf(leaf)
 
     async def _launch(self, ident: int, command: Command, fds: Sequence[int], leaf: str | None) -> Process:
         items = self._run_items(command, max(3, len(fds)), leaf is None)
@@ -242,17 +307,19 @@ class Sandbox:
             attached.append(child)
         return attached
 
-    def _ask_kill(self, ident: int) -> None:
+    def _ask_kill(self, ident: int) -> bool:
+        """Tells the agent; False when it stands still, and only hears of it later."""
         items = [] if self._cgroups.kill_file() else [number(Tag.KEEPER, 1)]
         frame = encode(Kind.KILL, ident, items)
         try:
             if self._link.send_nowait(frame):
-                return
+                return not self.frozen
         except SandboxDiedError:
-            return  # its end is reported by the link
+            return True  # its end is reported by the link
         task = asyncio.ensure_future(self._send_late(frame))
         self._late.add(task)
         task.add_done_callback(self._late.discard)
+        return not self.frozen
 
     async def _send_late(self, frame: bytes) -> None:
         """Sends once the socket has room; ends with the link at the latest."""
@@ -272,7 +339,7 @@ class Sandbox:
             TransferError: the sandbox cannot write it (no space, a directory, a link, a read-only place …).
             SandboxDiedError: the sandbox has ended.
         """
-        self._require_alive()
+        self._require_answering()
         ident = self._take_ident()
         theirs: list[int] = []
         feed: Feed | None = None
@@ -308,7 +375,7 @@ class Sandbox:
             TransferError: absent, not a regular file, or larger than `max_bytes`.
             SandboxDiedError: the sandbox has ended.
         """
-        self._require_alive()
+        self._require_answering()
         frame, fds = await self._ask(self._take_ident(), Kind.GET, [text(Tag.PATH, absolute(path))], ())
         try:
             return await read_passed(path, frame, fds, max_bytes)

@@ -179,18 +179,25 @@ class Warden:
         frame = await self._ask(Kind.RELEASE, ident, items, ())
         return frame.number(Tag.ERRNO) == 0
 
+    async def _wait_for_exit(self, pid: int) -> None:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:  # an engine that ignores SIGCHLD: the kernel has reaped it for us
+            return
+        try:
+            with anyio.move_on_after(_EXIT_TIMEOUT_S):
+                await anyio.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+
     async def aclose(self) -> bool:
         """Ends the warden, which first ends everything it holds; True when all of that is gone."""
         if self._link is not None:
             self._link.close()
         if self._process is None:
             return True
-        pidfd = os.pidfd_open(self._process.pid)
-        try:
-            with anyio.move_on_after(_EXIT_TIMEOUT_S):
-                await anyio.wait_readable(pidfd)
-        finally:
-            os.close(pidfd)
+        if self._process.poll() is None:
+            await self._wait_for_exit(self._process.pid)
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()

@@ -18,6 +18,9 @@ class AbsentSet:
     def kill_file(self) -> str | None:
         return None
 
+    def freezer(self) -> str | None:
+        return None
+
     def remove_paths(self) -> tuple[str, ...]:
         return ()
 

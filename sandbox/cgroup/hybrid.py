@@ -61,6 +61,9 @@ class HybridSet:
     def kill_file(self) -> str | None:
         return f"{self._tree}/cgroup.kill"
 
+    def freezer(self) -> str | None:
+        return self._tree
+
     def remove_paths(self) -> tuple[str, ...]:
         return self._tree, self._memory, self._pids, self._cpu
 

@@ -46,6 +46,9 @@ class CgroupSet(Protocol):
     def kill_file(self) -> str | None:
         """Writing 1 here kills the whole sandbox; None where the host has no such file."""
 
+    def freezer(self) -> str | None:
+        """The v2 directory of the whole sandbox, with `cgroup.freeze` and `cgroup.events`; None where there is none."""
+
     def remove_paths(self) -> tuple[str, ...]:
         """Directories to remove (with everything below) when the set is not kept."""
 

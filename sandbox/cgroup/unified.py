@@ -53,6 +53,9 @@ class UnifiedSet:
     def kill_file(self) -> str | None:
         return f"{self._top}/cgroup.kill"
 
+    def freezer(self) -> str | None:
+        return self._top
+
     def remove_paths(self) -> tuple[str, ...]:
         return (self._top,)
 

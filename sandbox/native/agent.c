@@ -1,7 +1,7 @@
 /* The agent: pid 1 of a jail, which runs commands and opens files for the engine.
  *
- * Invariant: it ends when the engine's socket closes, and the kernel then ends everything in its
- * namespace. It serves only as pid 1, behind the system-call filter and without new privileges; it
+ * Invariant: it ends when the engine's socket closes, or at once (frozen or stopped as well) when
+ * the warden dies, and the kernel then ends everything in its namespace. It serves only as pid 1, behind the system-call filter and without new privileges; it
  * holds no capability, installs no signal handler (so the kernel shields it from its own
  * namespace) and cannot be traced by what it runs. Commands are attributed through slots shared
  * with their child until it execs. */
@@ -245,19 +245,31 @@ static int seal(int filter)
     return 0;
 }
 
-/* Tells the warden that pid 1 runs, and waits until the writable mounts are there. */
-static int meet_warden(void)
+static int exchange(uint16_t ours, uint16_t theirs)
 {
     struct wire_frame frame;
     struct wire_out out;
-    int null;
 
-    wire_begin(&out, WIRE_READY, 0);
-    if (wire_send(SYNC_FD, &out, NULL, 0) < 0)
-        return -1;
-    if (wire_receive(SYNC_FD, buffer, &frame, 0) != 1 || frame.header.kind != WIRE_GO)
+    wire_begin(&out, ours, 0);
+    if (wire_send(SYNC_FD, &out, NULL, 0) < 0 || wire_receive(SYNC_FD, buffer, &frame, 0) != 1)
         return -1;
     wire_close_fds(&frame);
+    return frame.header.kind == theirs ? 0 : -1;
+}
+
+/* Tells the warden that pid 1 runs, binds this life to the warden's, and waits for the mounts.
+ *
+ * The kernel's signal for a parent's death is for the death of the parent of that moment, so the
+ * warden first makes itself the parent (BIND); and it says nothing of a parent that died before, so
+ * the warden must answer once more afterwards (GO). From then on a process that is frozen, stopped
+ * or busy needs to do nothing in order to end. */
+static int meet_warden(void)
+{
+    int null;
+
+    if (exchange(WIRE_READY, WIRE_BIND) < 0 || prctl(PR_SET_PDEATHSIG, SIGKILL) < 0 ||
+        exchange(WIRE_BOUND, WIRE_GO) < 0)
+        return -1;
     null = open("/dev/null", O_RDWR | O_CLOEXEC);
     return null < 0 || dup3(null, 0, O_CLOEXEC) < 0 || dup3(null, 1, O_CLOEXEC) < 0 ||
                    dup3(null, 2, O_CLOEXEC) < 0
@@ -270,7 +282,7 @@ int agent_main(int engine, int filter)
     sigset_t mask;
 
     engine_fd = engine;
-    prctl(PR_SET_PDEATHSIG, 0); /* nsjail sets it; the warden is to end that supervisor, not us */
+    prctl(PR_SET_PDEATHSIG, 0); /* nsjail sets it; the warden is to end that supervisor, not us yet */
     prctl(PR_SET_DUMPABLE, 0);
     prctl(PR_SET_NAME, "rollout-agent");
     umask(022);

@@ -1,8 +1,10 @@
 /* The warden: one outside process per engine, which starts, mounts and ends its jails.
  *
  * Invariant: whatever was started here is dead, and whatever cgroup was made is removed, before
- * this process ends; it ends when the engine's socket closes, for any reason. It never blocks on
- * a jail: children do the slow work, and everything else is an event. */
+ * this process ends; it ends when the engine's socket closes, for any reason, or when the engine's
+ * process ends while a fork of it keeps the socket open. When it is killed itself, every agent that
+ * serves dies with it. It never blocks on a jail: children do the slow work, and everything else is
+ * an event. */
 #define _GNU_SOURCE
 #include "warden.h"
 
@@ -22,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum source { FROM_ENGINE, FROM_SIGNAL, FROM_SYNC, FROM_PIDFD };
+enum source { FROM_ENGINE, FROM_ENGINE_END, FROM_SIGNAL, FROM_SYNC, FROM_PIDFD };
 struct warden warden;
 static uint32_t owners[1 << 22]; /* pid -> id + 1, for our own children */
 static unsigned char buffer[WIRE_MAX_FRAME];
@@ -120,6 +122,21 @@ static void on_start(struct wire_frame *frame)
     watch(jail->sync, FROM_SYNC, id);
 }
 
+/* The monitor is gone, so the agent must have become our child: it may bind its life to ours. */
+static void on_orphaned(uint32_t id)
+{
+    struct jail *jail = warden.jails[id];
+    struct wire_out out;
+    siginfo_t ended;
+
+    if (waitid(P_PID, (id_t)jail->agent, &ended, WEXITED | WNOHANG | WNOWAIT) < 0) {
+        start_failed(id, "finding the agent among the warden's children", errno);
+        return;
+    }
+    wire_begin(&out, WIRE_BIND, id);
+    wire_send(jail->sync, &out, NULL, 0); /* an agent that has died shows on its socket */
+}
+
 /* The agent is up: from now on it is held by its pidfd, and the jail tool's monitor is not needed. */
 static void on_ready(uint32_t id, pid_t agent)
 {
@@ -137,10 +154,15 @@ static void on_ready(uint32_t id, pid_t agent)
         return;
     }
     jail->pidfd = pidfd;
+    jail->agent = agent;
     watch(pidfd, FROM_PIDFD, id);
-    if (jail->monitor)
-        kill(jail->monitor, SIGKILL);
     jail->state = MOUNTING;
+    if (jail->monitor)
+        kill(jail->monitor, SIGKILL); /* BIND follows its end, while the mounts are made */
+    else
+        on_orphaned(id);
+    if (jail->state != MOUNTING)
+        return;
     jail->mounter = jail_mount(&jail->start, pidfd);
     if (jail->mounter < 0) {
         jail->mounter = 0;
@@ -148,6 +170,21 @@ static void on_ready(uint32_t id, pid_t agent)
         return;
     }
     owners[jail->mounter] = id + 1;
+}
+
+/* Lets the agent serve once its mounts are there and its life is bound to ours. */
+static void let_go(uint32_t id)
+{
+    struct jail *jail = warden.jails[id];
+    struct wire_out out;
+
+    if (!jail->mounted || !jail->bound)
+        return;
+    wire_begin(&out, WIRE_GO, id);
+    wire_send(jail->sync, &out, NULL, 0);
+    drop_fd(&jail->sync);
+    jail->state = LIVE;
+    tell(WIRE_STARTED, id, 0, NULL);
 }
 
 static void on_sync(uint32_t id)
@@ -161,6 +198,10 @@ static void on_sync(uint32_t id)
     got = wire_receive(jail->sync, buffer, &frame, MSG_DONTWAIT);
     if (got == 1 && frame.header.kind == WIRE_READY && jail->state == SPAWNED) {
         on_ready(id, frame.sender);
+    } else if (got == 1 && frame.header.kind == WIRE_BOUND && jail->state == MOUNTING &&
+               frame.sender == jail->agent && jail->monitor == 0) {
+        jail->bound = 1;
+        let_go(id);
     } else if (got == 1) {
         wire_close_fds(&frame);
     } else if (got < 0 && errno == EPROTO) { /* the jail tool's own words */
@@ -195,7 +236,6 @@ static void on_agent_end(uint32_t id)
 static void on_mounted(uint32_t id, int status)
 {
     struct jail *jail = warden.jails[id];
-    struct wire_out out;
 
     jail->mounter = 0;
     if (jail->state == CLOSING) {
@@ -203,11 +243,8 @@ static void on_mounted(uint32_t id, int status)
     } else if (jail->state == MOUNTING && status != 0) {
         start_failed(id, "making the writable mounts", WIFEXITED(status) ? WEXITSTATUS(status) : EINTR);
     } else if (jail->state == MOUNTING) {
-        wire_begin(&out, WIRE_GO, id);
-        wire_send(jail->sync, &out, NULL, 0);
-        drop_fd(&jail->sync);
-        jail->state = LIVE;
-        tell(WIRE_STARTED, id, 0, NULL);
+        jail->mounted = 1;
+        let_go(id);
     }
 }
 
@@ -228,6 +265,8 @@ static void reap(void)
             jail->monitor = 0;
             if (jail->state == CLOSING)
                 finish(owner - 1);
+            else if (jail->state == MOUNTING)
+                on_orphaned(owner - 1);
         }
     }
 }
@@ -250,6 +289,23 @@ static int on_engine(void)
         keep(&warden.estate, &frame);
     wire_close_fds(&frame);
     return 1;
+}
+
+/* A descriptor that tells of the engine's end; the engine is our parent, and it made the socket. */
+static int watch_engine(void)
+{
+    struct ucred who;
+    socklen_t size = sizeof who;
+    int pidfd;
+
+    if (getsockopt(warden.engine, SOL_SOCKET, SO_PEERCRED, &who, &size) < 0)
+        return -1;
+    pidfd = (int)syscall(SYS_pidfd_open, who.pid, 0);
+    if (pidfd < 0 || getppid() != who.pid) /* it has died already, and the number may be another's */
+        return -1;
+    fcntl(pidfd, F_SETFD, FD_CLOEXEC);
+    watch(pidfd, FROM_ENGINE_END, 0);
+    return 0;
 }
 
 int warden_main(int engine, int lock)
@@ -276,7 +332,7 @@ int warden_main(int engine, int lock)
     sigprocmask(SIG_BLOCK, &mask, NULL);
     int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     warden.epoll = epoll_create1(EPOLL_CLOEXEC);
-    if (signals < 0 || warden.epoll < 0)
+    if (signals < 0 || warden.epoll < 0 || watch_engine() < 0)
         return 1;
     watch(engine, FROM_ENGINE, 0);
     watch(signals, FROM_SIGNAL, 0);
@@ -291,6 +347,8 @@ int warden_main(int engine, int lock)
                 if (!on_engine())
                     return close_estate();
                 break;
+            case FROM_ENGINE_END:
+                return close_estate();
             case FROM_SIGNAL:
                 while (read(signals, &info, sizeof info) == sizeof info)
                     if (info.ssi_signo != SIGCHLD)

@@ -37,8 +37,10 @@ enum wire_kind {
     WIRE_OPENED = 50,
     WIRE_REFUSED = 51,
     /* agent <-> warden */
-    WIRE_READY = 65,
-    WIRE_GO = 66,
+    WIRE_READY = 65, /* pid 1 runs */
+    WIRE_GO = 66,    /* the mounts are there and the agent is bound: serve */
+    WIRE_BIND = 67,  /* the jail tool is gone, the warden is the agent's parent */
+    WIRE_BOUND = 68, /* the agent ends with its parent from now on */
 };
 
 enum wire_tag {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import site
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -67,10 +67,11 @@ def unprivileged(state_dir: Path, chosen_native: Sanitized | None) -> Iterator[t
         os.chown(own, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
         become = ["setpriv", f"--reuid={UNPRIVILEGED_UID}", f"--regid={UNPRIVILEGED_UID}", "--clear-groups"]
     python = (state_dir / "images" / "python").resolve() / "bin" / "python3"
+    installed_packages = [entry for entry in sys.path if entry.endswith("site-packages")]
     env = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(own),
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *site.getsitepackages()]),
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *installed_packages]),
         "PYTHONDONTWRITEBYTECODE": "1",
         **({"ROLLOUT_NATIVE": native} if (native := os.environ.get("ROLLOUT_NATIVE")) else {}),
     }
