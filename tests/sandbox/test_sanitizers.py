@@ -90,11 +90,11 @@ async def test_an_error_in_a_child_of_the_agent_is_reported(
     host: SandboxHost, jail: JailName, sanitized: Sanitized, what: str
 ) -> None:
     async with host.acquire(SandboxSpec(jail=jail)) as box:
+        action = (
+            box.run(Command(argv=("/planted-command",))) if what == "command" else box.write_file("/planted-put", b"")
+        )
         with pytest.raises(SandboxError), anyio.fail_after(20):
-            if what == "command":
-                await box.run(Command(argv=("/planted-command",)))
-            else:
-                await box.write_file("/planted-put", b"")
+            await action
         words = await words_until(sanitized, ENDED)
     if jail == "bubblewrap" and what == "put":  # a command's words are its own stderr
         assert "heap-buffer-overflow" in words
