@@ -1,7 +1,7 @@
 """Output collected and input fed without ever blocking the loop.
 
-Owns: the engine's end of one pipe each. Invariant: a drain holds at most twice what it keeps plus one read,
-whatever the other side writes; a feed holds nothing but the caller's bytes.
+Owns: the engine's end of one pipe each. Invariant: a drain holds what it keeps and one read, whatever the other side
+writes, and `result` one copy more; a feed holds nothing but the caller's bytes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class Drain:
         self._tail_room = keep_bytes // 2
         self._head = bytearray()
         self._tail = bytearray()
+        self._oldest = 0  # where the tail starts once it is full: it is overwritten in a circle
         self._flood_bytes = flood_bytes
         self._on_flood = on_flood
         self._flooded = False
@@ -58,12 +59,21 @@ class Drain:
         if room > 0:
             self._head += data[:room]
             data = data[room:]
-        self._tail += data
-        if len(self._tail) > 2 * self._tail_room:
-            del self._tail[: len(self._tail) - self._tail_room]
+        self._keep_tail(memoryview(data))
         if self.total_bytes >= self._flood_bytes and not self._flooded:
             self._flooded = True
             self._on_flood()
+
+    def _keep_tail(self, data: memoryview) -> None:
+        data = data[max(0, len(data) - self._tail_room) :]
+        room = self._tail_room - len(self._tail)
+        self._tail += data[:room]
+        data = data[room:]
+        while data:
+            piece = data[: self._tail_room - self._oldest]
+            self._tail[self._oldest : self._oldest + len(piece)] = piece
+            self._oldest = (self._oldest + len(piece)) % self._tail_room
+            data = data[len(piece) :]
 
     def _let_go(self) -> int:
         fd, self._fd = self._fd, -1
@@ -77,8 +87,8 @@ class Drain:
 
     def result(self) -> tuple[bytes, int]:
         """What was kept, and how many bytes are missing between head and tail."""
-        tail = self._tail[max(0, len(self._tail) - self._tail_room) :]
-        kept = bytes(self._head) + bytes(tail)
+        tail = memoryview(self._tail)
+        kept = b"".join((self._head, tail[self._oldest :], tail[: self._oldest]))
         return kept, self.total_bytes - len(kept)
 
 

@@ -1,0 +1,1 @@
+"""What every sandbox must do, whichever jail, user and cgroup layout: one suite for all of them."""

@@ -1,0 +1,84 @@
+"""Fixtures of the conformance suite: small limits, an arena that checks containment, and a cap around everything."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.cgroup.probe import find_hierarchies
+from sandbox.host import SandboxConfig
+from sandbox.sandbox import Sandbox
+from sandbox.types import MIB, JailName, Limits, SandboxSpec
+from tests.sandbox.conformance.arena import Arena, open_arena
+
+LIMITS = Limits(memory_bytes=96 * MIB, disk_bytes=16 * MIB, pids=24, file_size_bytes=64 * MIB)
+MAX_PIDS = 3000
+
+
+@pytest.fixture(scope="session", autouse=True)
+def pids_cap() -> Iterator[None]:
+    """Whatever a bomb does, this process and all that it starts stay below `MAX_PIDS`.
+
+    By a cgroup where this user may make one; else by RLIMIT_NPROC, which binds every user but root.
+    """
+    proc = Path("/proc/self")
+    places = find_hierarchies((proc / "mountinfo").read_text(), (proc / "cgroup").read_text())
+    parent = places.v1.get("pids") or (places.v2_mount if "pids" not in places.v1 else None)
+    cap = Path(parent or "/nowhere", f"rollout-conformance-{os.getpid()}")
+    try:
+        cap.mkdir()
+    except OSError:
+        assert os.geteuid() != 0, f"root without a pids cgroup ({cap}) must not run bombs"
+        mine = sum(path.stat().st_uid == os.geteuid() for path in Path("/proc").glob("[0-9]*/task/*"))
+        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        most = mine + MAX_PIDS if hard == resource.RLIM_INFINITY else min(hard, mine + MAX_PIDS)
+        resource.setrlimit(resource.RLIMIT_NPROC, (most, hard))
+        yield
+        return
+    if "pids" not in places.v1:
+        (cap.parent / "cgroup.subtree_control").write_text("+pids")
+    (cap / "pids.max").write_text(str(MAX_PIDS))
+    (cap / "cgroup.procs").write_text("0")
+    yield
+    (cap.parent / "cgroup.procs").write_text("0")
+    deadline_s = time.monotonic() + 10
+    while (cap / "cgroup.procs").read_text() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    cap.rmdir()
+
+
+@pytest.fixture
+def full() -> bool:
+    """Run the long form (`scripts/soak conformance`), with every number as large as it was asked for?"""
+    return os.environ.get("ROLLOUT_CONFORMANCE") == "full"
+
+
+@pytest.fixture
+def spec(jail: JailName) -> SandboxSpec:
+    """A small sandbox with an interpreter."""
+    return SandboxSpec(image="python", limits=LIMITS, jail=jail)
+
+
+@pytest.fixture
+def config(state_dir: Path) -> SandboxConfig:
+    """An engine on the shared state directory."""
+    return SandboxConfig(state_dir=str(state_dir))
+
+
+@pytest.fixture
+async def arena(config: SandboxConfig, spec: SandboxSpec) -> AsyncIterator[Arena]:
+    """An engine with a sibling; the test's hostile sandboxes come from `arena.hostile()`."""
+    async with open_arena(config, spec) as arena:
+        yield arena
+
+
+@pytest.fixture
+async def box(arena: Arena) -> AsyncIterator[Sandbox]:
+    """A sandbox that the test may do anything to."""
+    async with arena.hostile() as box:
+        yield box
