@@ -1,6 +1,6 @@
 """One command that runs in a sandbox, from its start to its outcome.
 
-Owns: the engine's ends of the command's pipes, its leaf cgroup and its deadline. Invariant: a command leaves with
+Owns: the engine's ends of the command's pipes, its leaf cgroup and its deadlines. Invariant: a command leaves with
 exactly one outcome or one fault; once it was killed, everything that it started is dead before the outcome is out.
 """
 
@@ -11,26 +11,29 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Literal
 
 import anyio
 
 from sandbox.cgroup import files
 from sandbox.cgroup.types import CgroupSet, Reading
-from sandbox.errors import SandboxDiedError, SandboxError
+from sandbox.errors import ConfigError, SandboxDiedError, SandboxError
+from sandbox.live import Outlet, StdinPipe, StreamName
 from sandbox.outcome import Observed, classify, end_signal, exit_code
 from sandbox.streams import Drain, Feed
-from sandbox.types import MIB, Command, Outcome, Reason, Usage
+from sandbox.types import MIB, Command, Outcome, Output, Reason, Usage
 from sandbox.wire import Result
 
 DRAIN_S = 0.05
 KILL_TIMEOUT_S = 10.0
 _EMPTY_TIMEOUT_S = 2.0
-_PUMP_READS = 64
 _FLOOD_FACTOR = 64
 _NOT_STARTED = 126
+_CPU_LOOK_S = 0.05
+"""Between two looks at a command's CPU time, at least."""
 
 KILLED = Result(int(signal.SIGKILL), 0, 0, 0, 0, 1, 1)
 """What is known of a command that was killed without a report."""
@@ -44,6 +47,8 @@ class Process:
     Args:
         kill_inside: asks the agent to kill what the command started; False when it stands still and cannot answer.
         unenforced: limits that the host cannot enforce.
+        cpus: cores that the sandbox may use at once.
+        stream: `output` gives the streams piece by piece, and unread output stops the reading.
     """
 
     def __init__(
@@ -53,6 +58,9 @@ class Process:
         leaf: str | None,
         unenforced: tuple[str, ...],
         kill_inside: Callable[[], bool],
+        *,
+        cpus: float,
+        stream: bool = False,
     ) -> None:
         self._command = command
         self._cgroups = cgroups
@@ -62,6 +70,8 @@ class Process:
         self._before = cgroups.read(leaf)
         self._drains: dict[int, Drain] = {}
         self._feed: Feed | None = None
+        self._stdin: StdinPipe | None = None
+        self._outlet = Outlet(self._end_streams) if stream else None
         self._killed_for: Reason | None = None
         self._ended = anyio.Event()
         self._result: Result | None = None
@@ -78,6 +88,28 @@ class Process:
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(command.timeout_s, self._kill, Reason.TIMEOUT)
         self._give_up: asyncio.TimerHandle | None = None
+        self._cpus = min(cpus, os.cpu_count() or 1)
+        self._cpu_look: asyncio.TimerHandle | None = None
+        if leaf is not None and command.cpu_s is not None:
+            self._plan_cpu_look(command.cpu_s)
+
+    def _plan_cpu_look(self, left_s: float) -> None:
+        """Looks again when what is left of the CPU time can be used up, and not before."""
+        pause_s = max(left_s / self._cpus, _CPU_LOOK_S)
+        self._cpu_look = asyncio.get_running_loop().call_later(pause_s, self._look_at_cpu)
+
+    def _look_at_cpu(self) -> None:
+        if not self.running or self.leaf is None or self._command.cpu_s is None:
+            return
+        try:
+            now_us = files.keyed(f"{self.leaf}/cpu.stat", "usage_usec")
+        except FileNotFoundError:
+            return  # it vanished with the warden, and the command with it
+        left_s = self._command.cpu_s - (now_us - (self._before.cpu_us or 0)) / 1e6
+        if left_s <= 0:
+            self._kill(Reason.TIMEOUT)
+        else:
+            self._plan_cpu_look(left_s)
 
     def attach(self, number: int, fd: int) -> None:
         """Collects a stream from its non-blocking read end (owned from now on)."""
@@ -85,11 +117,70 @@ class Process:
         flood = command.kill_output_bytes
         if flood is None:
             flood = max(MIB, command.output_limit_bytes * _FLOOD_FACTOR)
-        self._drains[number] = Drain(fd, command.output_limit_bytes, flood, lambda: self._kill(Reason.OUTPUT_LIMIT))
+        stream: StreamName = "stdout" if number == 1 else "stderr"
+        on_piece = None if self._outlet is None else partial(self._outlet.put, stream)
+        drain = Drain(fd, command.output_limit_bytes, flood, lambda: self._kill(Reason.OUTPUT_LIMIT), on_piece)
+        self._drains[number] = drain
+        if self._outlet is not None:
+            self._outlet.connect(stream, drain)
 
     def feed(self, fd: int) -> None:
         """Writes the command's stdin to a non-blocking pipe end (owned from now on)."""
         self._feed = Feed(fd, self._command.stdin)
+
+    def open_stdin(self, fd: int) -> None:
+        """Lets `write_stdin` write to a non-blocking pipe end (owned from now on)."""
+        self._stdin = StdinPipe(fd)
+
+    async def write_stdin(self, data: bytes) -> bool:
+        """Writes to the command's stdin, waiting while the pipe is full; concurrent writes take turns.
+
+        Cancelled, a part of the data may have been written.
+
+        Returns:
+            False where not all was written, because nobody reads any more: the command has ended or closed it.
+
+        Raises:
+            ConfigError: the command was not started with `stdin="pipe"`, or `close_stdin` was called.
+        """
+        return await self._require_stdin().write(data)
+
+    def close_stdin(self) -> None:
+        """Ends the command's stdin: its reader sees the end of file. Idempotent.
+
+        Raises:
+            ConfigError: the command was not started with `stdin="pipe"`.
+        """
+        self._require_stdin().finish()
+
+    def _require_stdin(self) -> StdinPipe:
+        if self._stdin is None:
+            raise ConfigError("start.stdin", "bytes", "start the command with stdin='pipe' to write to it")
+        return self._stdin
+
+    def output(self) -> AsyncIterator[Output]:
+        """The pieces of stdout and stderr, in each stream's order, until the command's end.
+
+        Every call gives the same iterator: one consumer at a time, which may stop and go on later. What is not taken
+        stays in the pipe, so that the command waits when the pipe is full; at most one piece of each stream is held
+        here (after the command's end, what its pipes held). Background children that keep a stream open are not
+        waited for longer than in `wait`.
+
+        Raises:
+            ConfigError: the command was not started with `output="stream"`; or, while iterating, another consumer
+                waits for the next piece.
+            SandboxDiedError: while iterating, the sandbox ended under the command.
+        """
+        if self._outlet is None:
+            raise ConfigError("start.output", "collect", "start the command with output='stream' to read it piecewise")
+        return self._outlet
+
+    async def _end_streams(self) -> bool:
+        """For the outlet: False while the command runs, True when its last pieces are there (or raises its fault)."""
+        if self.running:
+            return False
+        await self.wait()
+        return True
 
     @property
     def running(self) -> bool:
@@ -134,9 +225,18 @@ class Process:
         self._deadline.cancel()
         if self._give_up is not None:
             self._give_up.cancel()
+        self._stop_inputs()
+        self._ended.set()
+        if self._outlet is not None:
+            self._outlet.wake()
+
+    def _stop_inputs(self) -> None:
+        if self._cpu_look is not None:
+            self._cpu_look.cancel()
         if self._feed is not None:
             self._feed.stop()
-        self._ended.set()
+        if self._stdin is not None:
+            self._stdin.close()
 
     def mark_killed(self, reason: Reason) -> None:
         """Notes why it will be found dead; the first reason stays."""
@@ -207,19 +307,17 @@ class Process:
     async def _settle(self) -> None:
         """Takes what is already in the pipes, then waits briefly for their end."""
         for drain in self._drains.values():
-            for _ in range(_PUMP_READS):
-                if not drain.read_some():
-                    break
-        if all(drain.ended.is_set() for drain in self._drains.values()):
-            return
-        with anyio.move_on_after(DRAIN_S):
-            for drain in self._drains.values():
-                await drain.ended.wait()
+            drain.read_available()
+        if not all(drain.ended.is_set() for drain in self._drains.values()):
+            with anyio.move_on_after(DRAIN_S):
+                for drain in self._drains.values():
+                    await drain.ended.wait()
+        if self._outlet is not None:
+            self._outlet.finish()
 
     def take_open_streams(self) -> list[int]:
         """Ends reading; descriptors of streams that background children still hold."""
-        if self._feed is not None:
-            self._feed.stop()
+        self._stop_inputs()
         self._deadline.cancel()
         if self._give_up is not None:
             self._give_up.cancel()

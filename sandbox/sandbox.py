@@ -1,7 +1,7 @@
 """A live sandbox: commands and files, over the socket of its agent.
 
-Owns: that socket, the running commands, and the output streams that background children keep open. Invariant: a
-path that sandboxed code controls is only ever resolved inside, by the agent; what comes out is checked again here.
+Owns: that socket and the running commands. Invariant: a path that sandboxed code controls is only ever resolved
+inside, by the agent; what comes out is checked again here.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from typing import Literal
 
 import anyio
 
@@ -25,13 +25,17 @@ from sandbox.errors import (
     TransferError,
 )
 from sandbox.freezer import Freezer
+from sandbox.kept import KeptStreams
+from sandbox.launch import attach_stdio, check_modes, run_frame
 from sandbox.link import FrameLink
 from sandbox.process import Process
-from sandbox.rlimits import cpu_items, limit_items
+from sandbox.requests import Requests
+from sandbox.rlimits import limit_items
 from sandbox.streams import Feed
-from sandbox.transfer import absolute, check_put, read_passed
-from sandbox.types import Command, Outcome, Reason, SandboxSpec
-from sandbox.wire import MAX_FDS, MAX_STRINGS, Frame, Item, Kind, Tag, encode, number, text
+from sandbox.transfer import absolute, check_put, open_pipe, read_passed
+from sandbox.types import Command, Outcome, Reason, SandboxSpec, SandboxUsage
+from sandbox.usage import begin, measure
+from sandbox.wire import MAX_FDS, Frame, Kind, Tag, encode, number, text
 
 MINIMAL_ENV = {
     "HOME": "/workspace",
@@ -39,7 +43,6 @@ MINIMAL_ENV = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
 }
-_KEPT_STREAMS = 32
 _CLEAN_UP_S = 15.0
 _PUT_TIMEOUT_S = 60.0
 
@@ -60,14 +63,17 @@ class Sandbox:
         self._limits = limit_items(spec.limits, unenforced)
         self._freezer = Freezer(cgroups.freezer())
         self._running: dict[int, Process] = {}
-        self._unreported: dict[int, str] = {}  # leaves of commands that were killed while all stood still
-        self._answers: dict[int, asyncio.Future[tuple[Frame, list[int]]]] = {}
-        self._kept: deque[int] = deque()
+        self._unreported: dict[int, str] = {}  # leaves of what was killed while all stood still
+        self._kept = KeptStreams()
         self._late: set[asyncio.Future[None]] = set()
         self._next_ident = 0
         self._died: str | None = None
         self._closed = False
+        begin(cgroups)
         self._link = FrameLink(end, self._on_frame, self._on_end)
+        self._requests = Requests(
+            self._link, self._take_ident, cgroups, self._limits, self._tell, self._freezer, self._unreported
+        )
 
     @property
     def alive(self) -> bool:
@@ -87,8 +93,7 @@ class Sandbox:
             process.refused(frame.number(Tag.ERRNO))
         elif frame.kind in (Kind.EXITED, Kind.REFUSED) and frame.ident in self._unreported:
             self._return_unreported(frame.ident)
-        elif (answer := self._answers.pop(frame.ident, None)) is not None and not answer.done():
-            answer.set_result((frame, fds))
+        elif self._requests.answered(frame, fds):
             return
         for fd in fds:
             os.close(fd)
@@ -109,10 +114,7 @@ class Sandbox:
             if reason is Reason.KILLED:
                 process.mark_killed(reason)
             process.lost(SandboxDiedError(why))
-        answers, self._answers = self._answers, {}
-        for answer in answers.values():
-            if not answer.done():
-                answer.set_exception(SandboxDiedError(why))
+        self._requests.drop(why)
 
     def close(self) -> None:
         """Ends the agent, and with it every process; running commands get the outcome `killed`. Idempotent."""
@@ -121,8 +123,7 @@ class Sandbox:
         self._closed = True
         self._link.close()
         self._drop(Reason.KILLED, "the sandbox was closed")
-        while self._kept:
-            os.close(self._kept.popleft())
+        self._kept.close()
 
     def _require_alive(self) -> None:
         if self._closed:
@@ -190,22 +191,33 @@ class Sandbox:
             return await process.wait()
 
     @asynccontextmanager
-    async def start(self, command: Command, fds: Sequence[int] = ()) -> AsyncIterator[Process]:
+    async def start(
+        self,
+        command: Command,
+        fds: Sequence[int] = (),
+        *,
+        stdin: Literal["bytes", "pipe"] = "bytes",
+        output: Literal["collect", "stream"] = "collect",
+    ) -> AsyncIterator[Process]:
         """Starts a command; leaving the context kills what is still running of it.
 
         Args:
             fds: become the child's 0, 1, 2, 3 …; the caller keeps and closes its own copies. Those of 0-2 that
                 are not given are served as in `run`.
+            stdin: `bytes` feeds `command.stdin`; with `pipe`, `Process.write_stdin` and `close_stdin` do.
+            output: `collect` reads everything; with `stream`, `Process.output` gives the pieces, and the command waits
+                while they are not taken. The outcome's head and tail are the same.
 
         Raises:
-            ConfigError: the command does not fit into one request.
+            ConfigError: the command does not fit into one request, or what `stdin` or `output` ask for is given twice.
             SandboxDiedError: the sandbox has ended.
         """
+        check_modes(command, len(fds), stdin, output)
         self._require_answering()
         ident = self._take_ident()
         leaf = self._cgroups.take_leaf()
         try:
-            process = await self._launch(ident, command, fds, leaf)
+            process = await self._launch(ident, command, fds, leaf, piped=stdin == "pipe", stream=output == "stream")
         except BaseException:
             if leaf is not None and self.alive:
                 self._cgroups.return_leaf(leaf)
@@ -226,9 +238,9 @@ class Sandbox:
 
     def _forget(self, ident: int, process: Process) -> None:
         self._running.pop(ident, None)
-        self._kept += process.take_open_streams()
-        while len(self._kept) > (_KEPT_STREAMS if self.alive else 0):
-            os.close(self._kept.popleft())
+        self._kept.add(process.take_open_streams())
+        if not self.alive:
+            self._kept.close()
         if process.leaf is None or not self.alive:
             return
         if process.unreported:  # the agent may not even have begun it, and will join this leaf once it can
@@ -242,23 +254,29 @@ class Sandbox:
             self._cgroups.kill_leaf(leaf)
             self._cgroups.return_leaf(leaf)
 
-    async def _launch(self, ident: int, command: Command, fds: Sequence[int], leaf: str | None) -> Process:
-        items = self._run_items(command, max(3, len(fds)), leaf is None)
-        try:
-            frame = encode(Kind.RUN, ident, items)
-        except ProtocolError as error:
-            raise ConfigError("command.argv", f"{len(command.argv)} words", str(error)) from None
+    async def _launch(
+        self, ident: int, command: Command, fds: Sequence[int], leaf: str | None, *, piped: bool, stream: bool
+    ) -> Process:
+        frame = run_frame(ident, command, self._env, self._limits, max(3, len(fds)), keeper=leaf is None)
         for other in self._running.values():
             other.alone = False
         alone = not self._running and self._cgroups.idle()
         if alone:
             self._cgroups.reset_peak()
-        process = Process(command, self._cgroups, leaf, self.unenforced, lambda: self._ask_kill(ident))
+        process = Process(
+            command,
+            self._cgroups,
+            leaf,
+            self.unenforced,
+            lambda: self._ask_kill(ident),
+            cpus=self.spec.limits.cpus,
+            stream=stream,
+        )
         process.alone = alone
         self._running[ident] = process
         theirs: list[int] = []
         try:
-            attached = self._make_stdio(process, command, fds, theirs)
+            attached = attach_stdio(process, command, fds, theirs, piped=piped)
             for path in self._cgroups.join_files(leaf) if leaf is not None else ():
                 theirs.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
                 attached.append(theirs[-1])
@@ -277,49 +295,22 @@ class Sandbox:
                 os.close(fd)
         return process
 
-    def _run_items(self, command: Command, num_stdio: int, keeper: bool) -> list[Item]:
-        env = {**self._env, **command.env}
-        if len(env) + len(command.argv) >= MAX_STRINGS:
-            raise ConfigError(
-                "command.argv", f"{len(command.argv)} words", f"at most {MAX_STRINGS} words and variables"
-            )
-        items = [text(Tag.ARGV, word) for word in command.argv]
-        items += [text(Tag.ENV, f"{name}={value}") for name, value in env.items()]
-        items += [text(Tag.CWD, command.cwd), number(Tag.STDIO, num_stdio), *self._limits, *cpu_items(command.cpu_s)]
-        if keeper:
-            items.append(number(Tag.KEEPER, 1))
-        return items
-
-    def _make_stdio(self, process: Process, command: Command, fds: Sequence[int], theirs: list[int]) -> list[int]:
-        attached = list(fds)
-        for index in range(len(fds), 3):
-            if index == 0 and not command.stdin:
-                child = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-            elif index == 0:
-                child, ours = os.pipe2(os.O_CLOEXEC)
-                os.set_blocking(ours, False)
-                process.feed(ours)
-            else:
-                ours, child = os.pipe2(os.O_CLOEXEC)
-                os.set_blocking(ours, False)
-                process.attach(index, ours)
-            theirs.append(child)
-            attached.append(child)
-        return attached
-
     def _ask_kill(self, ident: int) -> bool:
         """Tells the agent; False when it stands still, and only hears of it later."""
         items = [] if self._cgroups.kill_file() else [number(Tag.KEEPER, 1)]
-        frame = encode(Kind.KILL, ident, items)
+        self._tell(encode(Kind.KILL, ident, items))
+        return not self.frozen
+
+    def _tell(self, frame: bytes) -> None:
+        """Sends a frame that nobody waits for, at once or as soon as the socket has room."""
         try:
             if self._link.send_nowait(frame):
-                return not self.frozen
+                return
         except SandboxDiedError:
-            return True  # its end is reported by the link
+            return  # its end is reported by the link
         task = asyncio.ensure_future(self._send_late(frame))
         self._late.add(task)
         task.add_done_callback(self._late.discard)
-        return not self.frozen
 
     async def _send_late(self, frame: bytes) -> None:
         """Sends once the socket has room; ends with the link at the latest."""
@@ -340,54 +331,48 @@ class Sandbox:
             SandboxDiedError: the sandbox has ended.
         """
         self._require_answering()
-        ident = self._take_ident()
-        theirs: list[int] = []
-        feed: Feed | None = None
-        leaf = self._cgroups.take_leaf()
+        where = absolute(path)
+        child, ours = open_pipe(writing=True)
+        feed = Feed(ours, data)
         try:
-            child, ours = os.pipe2(os.O_CLOEXEC)
-            theirs.append(child)
-            os.set_blocking(ours, False)
-            for join in self._cgroups.join_files(leaf) if leaf is not None else ():
-                theirs.append(os.open(join, os.O_WRONLY | os.O_CLOEXEC))
-            items = [text(Tag.PATH, absolute(path)), number(Tag.MODE, mode & 0o7777), *self._limits]
-            feed = Feed(ours, data)
             with anyio.fail_after(_PUT_TIMEOUT_S):
-                frame, _ = await self._ask(ident, Kind.PUT, items, theirs)
-        except BaseException as error:
-            self._ask_kill(ident)
-            if isinstance(error, TimeoutError):
-                raise TransferError(path, f"not written within {_PUT_TIMEOUT_S} s") from None
-            raise
+                items = [text(Tag.PATH, where), number(Tag.MODE, mode & 0o7777)]
+                async with self._requests.helper(Kind.PUT, items, [child]) as ended:
+                    frame = await ended
+        except TimeoutError:
+            raise TransferError(path, f"not written within {_PUT_TIMEOUT_S} s") from None
         finally:
-            for fd in theirs:
-                os.close(fd)
-            if feed is not None:
-                feed.stop()
-            if leaf is not None and self.alive:
-                self._cgroups.return_leaf(leaf)
+            feed.stop()
         check_put(path, frame)
 
     async def read_file(self, path: str, max_bytes: int) -> bytes:
         """Reads a regular file of at most that many bytes; a link in the last place is not followed.
+
+        A file that shrinks meanwhile comes as far as it goes.
 
         Raises:
             TransferError: absent, not a regular file, or larger than `max_bytes`.
             SandboxDiedError: the sandbox has ended.
         """
         self._require_answering()
-        frame, fds = await self._ask(self._take_ident(), Kind.GET, [text(Tag.PATH, absolute(path))], ())
+        frame, fds = await self._requests.ask(Kind.GET, [text(Tag.PATH, absolute(path))])
         try:
             return await read_passed(path, frame, fds, max_bytes)
         finally:
             for fd in fds:
                 os.close(fd)
 
-    async def _ask(self, ident: int, kind: Kind, items: Sequence[Item], fds: Sequence[int]) -> tuple[Frame, list[int]]:
-        answer: asyncio.Future[tuple[Frame, list[int]]] = asyncio.get_running_loop().create_future()
-        self._answers[ident] = answer
-        try:
-            await self._link.send(encode(kind, ident, items), fds)
-            return await answer
-        finally:
-            self._answers.pop(ident, None)
+    async def usage(self) -> SandboxUsage:
+        """What the sandbox holds and has used, now; while it is frozen, only what its control groups tell.
+
+        Raises:
+            SandboxDiedError: the sandbox has ended.
+        """
+        self._require_alive()
+        space = None
+        if not self.frozen:
+            frame, fds = await self._requests.ask(Kind.STAT, [])
+            for fd in fds:
+                os.close(fd)
+            space = frame.space()
+        return measure(self._cgroups, space, len(self._running))

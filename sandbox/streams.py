@@ -6,8 +6,11 @@ writes, and `result` one copy more; a feed holds nothing but the caller's bytes.
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import os
+import termios
 from collections.abc import Callable
 
 import anyio
@@ -22,9 +25,17 @@ class Drain:
         fd: non-blocking read end; owned from now on.
         keep_bytes: how much is kept, half of it from the start and half from the end.
         flood_bytes: calls `on_flood` once when that much has come.
+        on_piece: is given every piece as it comes, and reading then pauses until `resume`; None to read on.
     """
 
-    def __init__(self, fd: int, keep_bytes: int, flood_bytes: int, on_flood: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        fd: int,
+        keep_bytes: int,
+        flood_bytes: int,
+        on_flood: Callable[[], None],
+        on_piece: Callable[[bytes], None] | None = None,
+    ) -> None:
         self._fd = fd
         self._head_room = keep_bytes - keep_bytes // 2
         self._tail_room = keep_bytes // 2
@@ -33,6 +44,7 @@ class Drain:
         self._oldest = 0  # where the tail starts once it is full: it is overwritten in a circle
         self._flood_bytes = flood_bytes
         self._on_flood = on_flood
+        self._on_piece = on_piece
         self._flooded = False
         self._loop = asyncio.get_running_loop()
         self.total_bytes = 0
@@ -51,7 +63,25 @@ class Drain:
             os.close(self._let_go())
             return False
         self._take(data)
+        if self._on_piece is not None:
+            self._loop.remove_reader(self._fd)
+            self._on_piece(data)
         return True
+
+    def read_available(self) -> None:
+        """Takes what is in the pipe now (what a pipe holds and one piece, at most); sees its end if that is there."""
+        if self._fd < 0:
+            return
+        there = array.array("i", [0])
+        fcntl.ioctl(self._fd, termios.FIONREAD, there)
+        until_bytes = self.total_bytes + there[0]
+        while self.total_bytes <= until_bytes and self.read_some():
+            continue
+
+    def resume(self) -> None:
+        """Reads on after a piece; nothing to do once the stream has ended."""
+        if self._fd >= 0:
+            self._loop.add_reader(self._fd, self.read_some)
 
     def _take(self, data: bytes) -> None:
         self.total_bytes += len(data)

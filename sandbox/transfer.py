@@ -33,9 +33,27 @@ async def read_passed(path: str, frame: Frame, fds: Sequence[int], max_bytes: in
         raise TransferError(path, "not a regular file")
     if info.st_size > max_bytes:
         raise TransferError(path, f"{info.st_size} bytes are over the cap of {max_bytes}", errno.EFBIG)
-    if info.st_size <= _READ_ON_LOOP_BYTES:
-        return read_all(fds[0], info.st_size)
-    return await anyio.to_thread.run_sync(read_all, fds[0], info.st_size)  # cancelled only when it is through
+    try:
+        if info.st_size <= _READ_ON_LOOP_BYTES:
+            return read_all(fds[0], info.st_size)
+        return await anyio.to_thread.run_sync(read_all, fds[0], info.st_size)  # cancelled only when it is through
+    except OSError as error:  # a descriptor that cannot be read from, of hostile making
+        raise TransferError(path, f"cannot be read ({error.strerror})", error.errno or errno.EIO) from None
+
+
+def open_pipe(*, writing: bool) -> tuple[int, int]:
+    """A pipe to or from a helper inside: its end, and ours, which is non-blocking.
+
+    Raises:
+        SandboxError: no descriptors are left.
+    """
+    try:
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+    except OSError as error:
+        raise SandboxError(f"no descriptors for a transfer: {error.strerror}") from error
+    theirs, ours = (reader, writer) if writing else (writer, reader)
+    os.set_blocking(ours, False)
+    return theirs, ours
 
 
 def absolute(path: str) -> str:
@@ -72,10 +90,11 @@ def check_put(path: str, frame: Frame) -> None:
 def read_all(fd: int, size: int) -> bytes:
     """At most `size` bytes from the start of a regular file."""
     parts: list[bytes] = []
-    while size > 0:
-        part = os.pread(fd, size, sum(map(len, parts)))
+    at = 0
+    while at < size:
+        part = os.pread(fd, size - at, at)
         if not part:
-            break
+            break  # it has shrunk meanwhile
         parts.append(part)
-        size -= len(part)
+        at += len(part)
     return b"".join(parts)

@@ -157,6 +157,33 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that the kernel killed for memory while the command ran."""
 
 
+class Output(msgspec.Struct, frozen=True):
+    """A piece of what a command writes, as it was written."""
+
+    stream: Literal["stdout", "stderr"]
+    data: bytes
+    """Never empty; at most 64 KiB. A character may be split between two pieces."""
+
+
+class SandboxUsage(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sandbox holds and has used so far; None where this host cannot tell."""
+
+    memory_bytes: int | None
+    """Charged to the sandbox now, its agent, files in the writable mounts and page cache included."""
+    peak_memory_bytes: int | None
+    """Highest of `memory_bytes` since the sandbox's start."""
+    cpu_s: float | None
+    """User and system CPU seconds of everything in the sandbox since its start."""
+    pids: int | None
+    """Processes and threads alive now, the agent not counted (without cgroups: processes)."""
+    disk_bytes: int | None
+    """Taken from the quota of the writable mounts."""
+    inodes: int | None
+    """Files, directories and links in the writable mounts."""
+    num_running: int
+    """Commands whose foreground process has not ended."""
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one command: a value that trains, never an exception."""
 

@@ -24,6 +24,8 @@ _ITEM = struct.Struct("<HHI")
 _U32 = struct.Struct("<I")
 _RLIMIT = struct.Struct("<IIQQ")
 _RESULT = struct.Struct("<IIQQQQQ")
+_SPACE = struct.Struct("<QQII")
+_CAPS = struct.Struct("<QQ")
 
 
 class Kind(IntEnum):
@@ -41,9 +43,13 @@ class Kind(IntEnum):
     KILL = 34
     PUT = 35
     GET = 36
+    STAT = 40
+    UNPACK = 41
+    PACK = 42
     EXITED = 49
     OPENED = 50
     REFUSED = 51
+    SPACE = 56
 
 
 class Tag(IntEnum):
@@ -74,6 +80,8 @@ class Tag(IntEnum):
     COVER = 24
     SEAL = 25
     DEVICE = 26
+    SPACE = 40
+    CAPS = 41
 
 
 class Result(NamedTuple):
@@ -88,6 +96,16 @@ class Result(NamedTuple):
     max_rss_bytes: int
     free_blocks: int
     free_inodes: int
+
+
+class Space(NamedTuple):
+    """What the agent counts in its namespaces."""
+
+    used_bytes: int
+    used_inodes: int
+    num_processes: int
+    """Without the agent and its own helpers."""
+    zero: int
 
 
 Item = tuple[Tag, bytes]
@@ -111,6 +129,11 @@ def numbered(tag: Tag, value: int, *strings: str) -> Item:
 def rlimit(resource: int, soft: int, hard: int) -> Item:
     """A resource limit; the agent cuts it to its own hard limit."""
     return Tag.RLIMIT, _RLIMIT.pack(resource, 0, soft, hard)
+
+
+def caps(num_bytes: int, num_entries: int) -> Item:
+    """How much a helper may send."""
+    return Tag.CAPS, _CAPS.pack(num_bytes, num_entries)
 
 
 def encode(kind: Kind, ident: int, items: Iterable[Item] = ()) -> bytes:
@@ -155,6 +178,13 @@ class Frame(NamedTuple):
         if value is None or len(value) != _RESULT.size:
             raise ProtocolError("a frame without a well-formed result")
         return Result(*_RESULT.unpack(value))
+
+    def space(self) -> Space:
+        """The counts of a SPACE frame."""
+        value = self.value(Tag.SPACE)
+        if value is None or len(value) != _SPACE.size:
+            raise ProtocolError("a frame without well-formed counts")
+        return Space(*_SPACE.unpack(value))
 
 
 def _items(body: memoryview) -> Iterator[tuple[int, bytes]]:

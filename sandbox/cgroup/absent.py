@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from sandbox.cgroup.types import CgroupPlan, Reading
+from sandbox.cgroup.types import CgroupPlan, Live, Reading
 from sandbox.types import Limits
 
 
@@ -53,6 +53,12 @@ class AbsentSet:
 
     def read(self, leaf: str | None) -> Reading:
         return Reading()
+
+    def begin(self) -> None:
+        """Nothing was counted."""
+
+    def live(self) -> Live:
+        return Live()
 
 
 class AbsentBackend:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from sandbox.cgroup import files
 from sandbox.cgroup.leaves import Leaves
-from sandbox.cgroup.types import CgroupPlan, Reading
+from sandbox.cgroup.types import CgroupPlan, Live, Reading
 from sandbox.types import MIB, Limits
 
 AGENT_BYTES = 16 * MIB
@@ -33,6 +33,7 @@ class HybridSet:
         self._commands = f"{self._memory}/c"
         self._leaves = Leaves(self._tree, reuse=True)
         self._made = False
+        self._cpu_before_us = 0
 
     def start_plan(self) -> CgroupPlan:
         join = tuple(f"{path}/cgroup.procs" for path in (self._tree, self._memory, self._pids, self._cpu))
@@ -99,6 +100,21 @@ class HybridSet:
             oom_kills=files.keyed(f"{self._commands}/memory.oom_control", "oom_kill"),
             pids_refused=files.keyed(f"{self._pids}/pids.events", "max"),
             cpu_us=files.keyed(f"{leaf}/cpu.stat", "usage_usec") if leaf else None,
+        )
+
+    def begin(self) -> None:
+        files.write(f"{self._memory}/memory.max_usage_in_bytes", "0")
+        self._cpu_before_us = self._cpu_us()
+
+    def _cpu_us(self) -> int:
+        return files.keyed(f"{self._tree}/cpu.stat", "usage_usec")
+
+    def live(self) -> Live:
+        return Live(
+            memory_bytes=int(files.read(f"{self._memory}/memory.usage_in_bytes")),
+            peak_memory_bytes=int(files.read(f"{self._memory}/memory.max_usage_in_bytes")),
+            cpu_us=self._cpu_us() - self._cpu_before_us,
+            pids=max(0, int(files.read(f"{self._pids}/pids.current")) - AGENT_PIDS),
         )
 
 

@@ -26,6 +26,16 @@ class Reading(NamedTuple):
     """CPU time of the command's own leaf; None where it has none."""
 
 
+class Live(NamedTuple):
+    """What a sandbox holds and has used since `begin`; None where no file tells."""
+
+    memory_bytes: int | None = None
+    peak_memory_bytes: int | None = None
+    cpu_us: int | None = None
+    pids: int | None = None
+    """Without the agent."""
+
+
 class CgroupPlan(msgspec.Struct, frozen=True):
     """What a jail's first process does, in order, before anything else."""
 
@@ -81,6 +91,12 @@ class CgroupSet(Protocol):
 
     def read(self, leaf: str | None) -> Reading:
         """The counters now."""
+
+    def begin(self) -> None:
+        """Said when the sandbox is up: what earlier tenants of the set used does not count."""
+
+    def live(self) -> Live:
+        """What the whole sandbox holds now."""
 
 
 class Backend(Protocol):

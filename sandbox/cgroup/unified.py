@@ -12,7 +12,7 @@ from typing import Literal
 
 from sandbox.cgroup import files
 from sandbox.cgroup.leaves import Leaves
-from sandbox.cgroup.types import CgroupPlan, Reading
+from sandbox.cgroup.types import CgroupPlan, Live, Reading
 from sandbox.types import MIB, Limits
 
 AGENT_BYTES = 16 * MIB
@@ -31,6 +31,8 @@ class UnifiedSet:
         self._limits = limits
         self._leaves = Leaves(self._top, reuse=False)
         self._made = False
+        self._num_tenants = 0
+        self._cpu_before_us = 0
 
     def start_plan(self) -> CgroupPlan:
         join = (f"{self._agent}/cgroup.procs",)
@@ -92,6 +94,24 @@ class UnifiedSet:
             oom_kills=files.keyed(f"{self._top}/memory.events", "oom_kill"),
             pids_refused=files.keyed(f"{self._top}/pids.events", "max"),
             cpu_us=files.keyed(f"{leaf}/cpu.stat", "usage_usec") if leaf else None,
+        )
+
+    def begin(self) -> None:
+        self._num_tenants += 1
+        self._cpu_before_us = self._cpu_us()
+
+    def _cpu_us(self) -> int:
+        return files.keyed(f"{self._top}/cpu.stat", "usage_usec")
+
+    def live(self) -> Live:
+        # memory.peak starts anew only with the directory (before Linux 6.12), so a later tenant has none of its own.
+        peak = f"{self._top}/memory.peak"
+        own_peak = self._num_tenants == 1 and os.path.exists(peak)
+        return Live(
+            memory_bytes=int(files.read(f"{self._top}/memory.current")),
+            peak_memory_bytes=int(files.read(peak)) if own_peak else None,
+            cpu_us=self._cpu_us() - self._cpu_before_us,
+            pids=max(0, int(files.read(f"{self._top}/pids.current")) - AGENT_PIDS),
         )
 
 

@@ -32,10 +32,14 @@ enum wire_kind {
     WIRE_KILL = 34,
     WIRE_PUT = 35,
     WIRE_GET = 36,
+    WIRE_STAT = 40,   /* what is used of the writable mounts, and how many processes there are */
+    WIRE_UNPACK = 41, /* records (archive.h) come in by the first descriptor, words on failure go out by the second */
+    WIRE_PACK = 42,   /* records go out by the first descriptor */
     /* agent -> engine */
     WIRE_EXITED = 49,
     WIRE_OPENED = 50,
     WIRE_REFUSED = 51,
+    WIRE_SPACE = 56,
     /* agent <-> warden */
     WIRE_READY = 65, /* pid 1 runs */
     WIRE_GO = 66,    /* the mounts are there and the agent is bound: serve */
@@ -69,6 +73,8 @@ enum wire_tag {
     TAG_COVER = 24,  /* string: an existing directory that the jail tool finds empty and its own */
     TAG_SEAL = 25,   /* string: everything mounted from there on becomes read-only, no devices */
     TAG_DEVICE = 26, /* string: a sealed mount that is a device node, and may be used as one */
+    TAG_SPACE = 40,  /* struct wire_space */
+    TAG_CAPS = 41,   /* struct wire_caps */
 };
 
 struct wire_header {
@@ -100,6 +106,18 @@ struct wire_result {
     uint64_t max_rss_bytes;
     uint64_t free_blocks; /* of the writable mounts, when the command ended */
     uint64_t free_inodes;
+};
+
+struct wire_space {
+    uint64_t used_bytes; /* of the writable mounts */
+    uint64_t used_inodes;
+    uint32_t num_processes; /* without the agent and its keepers */
+    uint32_t zero;
+};
+
+struct wire_caps {
+    uint64_t num_bytes;
+    uint64_t num_entries;
 };
 
 struct wire_frame {
