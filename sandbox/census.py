@@ -17,7 +17,7 @@ import msgspec
 
 from sandbox.jails.plan import AGENT_PATH
 from sandbox.processes import ProcessInfo, ancestors, real_uid, snapshot, with_descendants
-from sandbox.state import Record, lock_is_held
+from sandbox.state import Record, lock_is_held, require_readable
 from sandbox.subuid import is_own_uid
 
 CGROUP_NAME = re.compile(r"rollout-\d+-(\d+)")
@@ -61,7 +61,12 @@ class Census(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def take_census(state_dir: Path) -> Census:
-    """Look at everything; takes some milliseconds for each thousand processes and cgroups. Changes nothing."""
+    """Look at everything; takes some milliseconds for each thousand processes and cgroups. Changes nothing.
+
+    Raises:
+        ConfigError: the state directory is none, or closed to this user.
+    """
+    require_readable(state_dir)
     table = snapshot()
     engines = read_engines(state_dir, table)
     return Census(

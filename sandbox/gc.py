@@ -36,6 +36,9 @@ def collect(state_dir: Path, patience_s: float = 3.0) -> Collection:
     Args:
         state_dir: whose engines; cgroups of engines with other, deleted state directories go too.
         patience_s: how long wardens of dead engines may take to clean up by themselves.
+
+    Raises:
+        ConfigError: the state directory is none, or closed to this user; nothing was touched.
     """
     before = take_census(state_dir)
     failed: list[str] = []

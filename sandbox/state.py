@@ -53,6 +53,27 @@ class Record(msgspec.Struct, frozen=True):
     cgroups: tuple[str, ...] = ()
 
 
+def require_readable(path: Path) -> None:
+    """Checks that what a state directory holds can be looked at; one that does not exist holds nothing.
+
+    Raises:
+        ConfigError: it is something else than a directory, or closed to this user.
+    """
+    for folder in (path, path / "engines"):
+        try:
+            entries = os.scandir(folder)
+        except FileNotFoundError:
+            return
+        except NotADirectoryError:
+            raise ConfigError("state_dir", str(path), "is not a directory; name the one that engines use") from None
+        except OSError as error:
+            remedy = f"cannot be read ({error.strerror}); run this as the user whose engines use it, or name another"
+            raise ConfigError("state_dir", str(path), remedy) from None
+        entries.close()
+    if (path / "engines" / ".lock").exists() and not os.access(path / "engines" / ".lock", os.R_OK | os.W_OK):
+        raise ConfigError("state_dir", str(path), "belongs to another user; run this as that user, or name another")
+
+
 def open_state_dir(path: Path) -> Path:
     """Makes the directory and its parts where they are missing.
 

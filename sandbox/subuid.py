@@ -19,8 +19,11 @@ from sandbox.errors import CapabilityError
 
 _TIMEOUT_S = 10.0
 _TOOLS = ("newuidmap", "newgidmap")
-_REMEDY = "install newuidmap (Debian: apt install uidmap) and give the user a range: usermod --add-subuids FIRST-LAST \
+MORE_UIDS = (
+    "install newuidmap (Debian: apt install uidmap) and give the user a range: usermod --add-subuids FIRST-LAST \
 --add-subgids FIRST-LAST USER"
+)
+"""What an unprivileged user can ask for."""
 
 
 class SubordinateIds(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,11 +45,11 @@ def find_subordinate_ids(
     uid = os.geteuid() if uid is None else uid
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if missing:
-        raise CapabilityError(f"no {' and no '.join(missing)}", _REMEDY)
+        raise CapabilityError(f"no {' and no '.join(missing)}", MORE_UIDS)
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
-        raise CapabilityError(f"uid {uid} has no account, and only accounts have subordinate uids", _REMEDY) from None
+        raise CapabilityError(f"uid {uid} has no account, and only accounts have subordinate uids", MORE_UIDS) from None
     ranges = []
     for path in (subuid, subgid):
         try:
@@ -54,7 +57,7 @@ def find_subordinate_ids(
         except OSError:
             found = None
         if found is None:
-            raise CapabilityError(f"{path} gives {name} no range of ids", _REMEDY)
+            raise CapabilityError(f"{path} gives {name} no range of ids", MORE_UIDS)
         ranges.append(found)
     (first_uid, num_uids), (first_gid, num_gids) = ranges
     return SubordinateIds(first_uid=first_uid, first_gid=first_gid, count=min(num_uids, num_gids))
@@ -92,7 +95,7 @@ def inner_uids(ids: SubordinateIds, slot: int, per_engine: int) -> range:
     """
     first = 1 + slot * per_engine
     if first + per_engine > 1 + ids.count:
-        raise CapabilityError(f"{ids.count} subordinate uids are too few for engine {slot + 1} of this user", _REMEDY)
+        raise CapabilityError(f"{ids.count} subordinate uids are too few for engine {slot + 1} of this user", MORE_UIDS)
     return range(first, first + per_engine)
 
 
@@ -120,6 +123,6 @@ def map_ids(pid: int, ids: SubordinateIds) -> None:
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, stdin=subprocess.DEVNULL)
         except (OSError, subprocess.SubprocessError) as error:
-            raise CapabilityError(f"{tool} does not run: {error}", _REMEDY) from error
+            raise CapabilityError(f"{tool} does not run: {error}", MORE_UIDS) from error
         if done.returncode != 0:
-            raise CapabilityError(f"{tool} refuses: {done.stderr.strip()}", _REMEDY)
+            raise CapabilityError(f"{tool} refuses: {done.stderr.strip()}", MORE_UIDS)

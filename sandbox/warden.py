@@ -101,10 +101,19 @@ class Warden:
         assert self._process is not None
         return self._process.pid
 
-    async def open(self, native: Path, lock_fd: int, estate: Sequence[Item], ids: SubordinateIds | None = None) -> None:
+    async def open(
+        self,
+        native: Path,
+        lock_fd: int,
+        estate: Sequence[Item],
+        claim_fd: int | None = None,
+        ids: SubordinateIds | None = None,
+    ) -> None:
         """Starts the process and names what it must remove at the end.
 
         Args:
+            lock_fd: a lock that it holds until the last trace is gone.
+            claim_fd: another.
             ids: runs it in a user namespace with these, so that it can change to each sandbox's own.
 
         Raises:
@@ -126,7 +135,7 @@ class Warden:
             await self._hello.event.wait()
         if self._hello.frame is None or self._hello.frame.ident != VERSION:
             raise StartError("the warden did not answer")
-        await self._link.send(encode(Kind.OWN, 0, estate))
+        await self._link.send(encode(Kind.OWN, 0, estate), () if claim_fd is None else (claim_fd,))
 
     def _on_frame(self, frame: Frame, fds: list[int]) -> None:
         for fd in fds:

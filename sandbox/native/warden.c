@@ -271,6 +271,19 @@ static void reap(void)
     }
 }
 
+/* What the engine names as its own; attached descriptors are locks, held until the last trace is gone. */
+static void on_own(struct wire_frame *frame)
+{
+    struct wire_frame old = warden.estate;
+
+    if (keep(&warden.estate, frame) < 0)
+        return;
+    wire_close_fds(&old);
+    memcpy(warden.estate.fds, frame->fds, sizeof frame->fds);
+    warden.estate.num_fds = frame->num_fds;
+    frame->num_fds = 0;
+}
+
 /* One frame of the engine; 0 when the engine is gone (or speaks another language). */
 static int on_engine(void)
 {
@@ -286,7 +299,7 @@ static int on_engine(void)
     else if (frame.header.kind == WIRE_RELEASE)
         on_release(&frame);
     else if (frame.header.kind == WIRE_OWN)
-        keep(&warden.estate, &frame);
+        on_own(&frame);
     wire_close_fds(&frame);
     return 1;
 }

@@ -18,7 +18,7 @@
 
 enum wire_kind {
     /* engine -> warden */
-    WIRE_OWN = 1,     /* what to clean up when the engine is gone */
+    WIRE_OWN = 1,     /* what to clean up when the engine is gone; attached locks are held until then */
     WIRE_START = 2,   /* start a jail; descriptors go to the numbers named by AT */
     WIRE_RELEASE = 3, /* end a jail, clean up, answer when nothing is left */
     /* warden -> engine */

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from sandbox.census import Census, is_warden, take_census
+from sandbox.errors import ConfigError
 from sandbox.gc import collect
 from sandbox.processes import ProcessInfo, ancestors, inspect, kill, snapshot, with_descendants
 from sandbox.types import JailName
@@ -189,6 +190,30 @@ def test_a_state_directory_that_does_not_exist_holds_nothing(tmp_path: Path) -> 
     assert take_census(tmp_path / "absent").total == 0
     assert collect(tmp_path / "absent").removed == ()
     assert not (tmp_path / "absent").exists()
+
+
+def test_a_state_directory_that_is_none_or_closed_is_a_config_error(
+    tmp_path: Path, own_state_dir: Path, unprivileged: tuple[list[str], dict[str, str], Path]
+) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        for look in (take_census, collect):
+            with pytest.raises(ConfigError, match="not a directory") as caught:
+                look(path)
+            assert caught.value.field == "state_dir"
+    for command in ("census", "gc"):
+        words = [sys.executable, "-m", "rollout", command, "--state-dir", str(tmp_path / "file")]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        assert done.returncode == 2
+        assert "state" in done.stderr
+        assert len(done.stderr.splitlines()) == 1
+    if os.geteuid() == 0:  # who else has a directory that another user cannot read?
+        python, env, _ = unprivileged
+        (own_state_dir / "engines").mkdir(mode=0o700)
+        words = [*python, "-m", "rollout", "census", "--state-dir", str(own_state_dir)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, env=env)
+        assert done.returncode == 2
+        assert "cannot be read (Permission denied)" in done.stderr
 
 
 def test_the_commands_report_and_remove(own_state_dir: Path) -> None:
