@@ -116,6 +116,7 @@ static void arrange_fds(struct wire_frame *frame)
 {
     struct wire_cursor cursor = wire_items(frame);
     struct wire_entry entry;
+    const char *path;
     uint32_t number;
     int next = 0, null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
@@ -130,12 +131,14 @@ static void arrange_fds(struct wire_frame *frame)
             continue;
         if (!wire_u32(&entry, &number) || number < 3 || number >= SPARE_FD)
             fail("placing", "a descriptor");
+        path = "a descriptor";
+        errno = EPROTO;
         if (entry.tag == TAG_AT && next < frame->num_fds)
             from = frame->fds[next++];
         else if (entry.tag == TAG_OPEN && entry.length > 5 && entry.data[entry.length - 1] == 0)
-            from = open((const char *)entry.data + 4, O_RDONLY | O_CLOEXEC);
+            from = open(path = (const char *)entry.data + 4, O_RDONLY | O_CLOEXEC);
         if (from < 0)
-            fail("opening", entry.tag == TAG_OPEN ? (const char *)entry.data + 4 : "a descriptor");
+            fail("opening", path);
         int placed = from == (int)number ? fcntl(from, F_SETFD, 0) : dup2(from, (int)number);
         if (placed < 0)
             fail("placing", "a descriptor");
@@ -152,10 +155,14 @@ static void collect(const struct wire_frame *frame, uint16_t tag, char **list)
     struct wire_entry entry;
     int count = 0;
 
-    while (wire_next(&cursor, &entry) == 1)
-        if (entry.tag == tag && count < WIRE_MAX_STRINGS - 1)
-            if ((list[count++] = (char *)(uintptr_t)wire_string(&entry)) == NULL)
-                fail("reading", "arguments");
+    while (wire_next(&cursor, &entry) == 1) {
+        if (entry.tag != tag)
+            continue;
+        if (count == WIRE_MAX_STRINGS - 1)
+            errno = E2BIG, fail("reading", "arguments");
+        if ((list[count++] = (char *)(uintptr_t)wire_string(&entry)) == NULL)
+            fail("reading", "arguments");
+    }
     list[count] = NULL;
 }
 

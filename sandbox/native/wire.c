@@ -28,8 +28,11 @@ int wire_check(const unsigned char *bytes, size_t length, struct wire_frame *fra
     return more;
 }
 
-static void take_control(struct msghdr *message, struct wire_frame *frame)
+/* Takes what came beside the bytes; -1 when those are more descriptors than a frame may have. */
+static int take_control(struct msghdr *message, struct wire_frame *frame)
 {
+    int surplus = 0;
+
     for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
         if (c->cmsg_level != SOL_SOCKET)
             continue;
@@ -45,10 +48,11 @@ static void take_control(struct msghdr *message, struct wire_frame *frame)
                 if (frame->num_fds < WIRE_MAX_FDS)
                     frame->fds[frame->num_fds++] = fd;
                 else
-                    close(fd);
+                    surplus = 1, close(fd);
             }
         }
     }
+    return surplus ? -1 : 0;
 }
 
 int wire_receive(int socket, unsigned char *buffer, struct wire_frame *frame, int flags)
@@ -68,10 +72,10 @@ int wire_receive(int socket, unsigned char *buffer, struct wire_frame *frame, in
     while (got < 0 && errno == EINTR);
     if (got < 0)
         return errno == ECONNRESET ? 0 : -1;
-    take_control(&message, frame);
+    int taken = take_control(&message, frame);
     if (got == 0 && frame->num_fds == 0)
         return 0;
-    if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) ||
+    if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) || taken < 0 ||
         wire_check(buffer, (size_t)got, frame) < 0) {
         wire_close_fds(frame);
         frame->header.length = (uint32_t)got; /* lets the warden read a jail tool's plain words */
