@@ -169,15 +169,16 @@ static void a_keeper_tells_the_end_at_once_and_stays_for_the_background(void)
     struct wire_out out;
     struct wire_frame frame;
     uint64_t count;
-    int wake = eventfd(0, EFD_CLOEXEC), ends[2];
+    int wake = eventfd(0, EFD_CLOEXEC), null = open("/dev/null", O_RDWR | O_CLOEXEC), ends[2];
 
-    CHECK(wake >= 0 && pipe2(ends, O_CLOEXEC) == 0);
-    begin(&out, 1, "sh");
+    CHECK(wake >= 0 && null >= 0 && pipe2(ends, O_CLOEXEC) == 0);
+    begin(&out, 4, "sh");
     put_text(&out, TAG_ARGV, "-c");
-    put_text(&out, TAG_ARGV, "read x <&0 & exit 9");
+    put_text(&out, TAG_ARGV, "read x <&3 & exit 9"); /* waits until the pipe's other end closes */
     seal_frame(&out, &frame);
-    frame.num_fds = 1;
-    frame.fds[0] = ends[0];
+    frame.num_fds = 4;
+    frame.fds[0] = frame.fds[1] = frame.fds[2] = null;
+    frame.fds[3] = ends[0];
     pid_t keeper = command_start(&frame, slot, wake);
     CHECK(keeper > 0 && read(wake, &count, sizeof count) == sizeof count);
     CHECK(slot->done && WEXITSTATUS(slot->status) == 9);
@@ -185,6 +186,7 @@ static void a_keeper_tells_the_end_at_once_and_stays_for_the_background(void)
     CHECK(WIFSIGNALED(wait_for(keeper)));
     close(ends[0]);
     close(ends[1]);
+    close(null);
     close(wake);
 }
 
