@@ -193,15 +193,18 @@ class Process:
         return not self.running and (self._killed_for is None or self._outcome is not None)
 
     def exited(self, result: Result) -> None:
-        """Told by the sandbox when the agent reports the end."""
-        self._result = result
-        self._stop()
+        """Told by the sandbox when the agent reports the end; the first report counts."""
+        if self.running:
+            self._result = result
+            self._stop()
 
     def refused(self, error: int) -> None:
         """Told by the sandbox when the agent could not start it.
 
         A full process table or memory is the doing of what runs inside, so it is an outcome; the rest is a fault.
         """
+        if not self.running:
+            return
         if error in (errno.EAGAIN, errno.ENOMEM):
             self._note = f"rollout: fork: {os.strerror(error)}\n".encode()
             self.exited(Result(_NOT_STARTED << 8, 0, 0, 0, 0, 1, 1))

@@ -84,17 +84,17 @@ class Sandbox:
 
     def _on_frame(self, frame: Frame, fds: list[int]) -> None:
         process = self._running.get(frame.ident)
-        if frame.kind == Kind.EXITED and process is not None:
-            try:
+        try:
+            if frame.kind == Kind.EXITED and process is not None:
                 process.exited(frame.result())
-            except ProtocolError as error:
-                self._on_end(str(error))
-        elif frame.kind == Kind.REFUSED and process is not None:
-            process.refused(frame.number(Tag.ERRNO))
-        elif frame.kind in (Kind.EXITED, Kind.REFUSED) and frame.ident in self._unreported:
-            self._return_unreported(frame.ident)
-        elif self._requests.answered(frame, fds):
-            return
+            elif frame.kind == Kind.REFUSED and process is not None:
+                process.refused(frame.errno())
+            elif frame.kind in (Kind.EXITED, Kind.REFUSED) and frame.ident in self._unreported:
+                self._return_unreported(frame.ident)
+            elif self._requests.answered(frame, fds):
+                return
+        except ProtocolError as error:
+            self._on_end(str(error))
         for fd in fds:
             os.close(fd)
 

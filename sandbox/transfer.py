@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import anyio
 
 from sandbox.errors import ConfigError, SandboxError, TransferError
-from sandbox.wire import Frame, Kind, Tag
+from sandbox.wire import Frame, Kind
 
 _READ_ON_LOOP_BYTES = 256 * 1024
 
@@ -26,7 +26,7 @@ async def read_passed(path: str, frame: Frame, fds: Sequence[int], max_bytes: in
         TransferError: it was refused, is not a regular file, or is larger than `max_bytes`.
     """
     if frame.kind != Kind.OPENED or len(fds) != 1:
-        code = frame.number(Tag.ERRNO, errno.EPROTO)
+        code = frame.errno(errno.EPROTO)
         raise TransferError(path, refusal(code), code)
     info = os.fstat(fds[0])
     if not stat.S_ISREG(info.st_mode):
@@ -75,7 +75,7 @@ def refusal(code: int) -> str:
 def check_put(path: str, frame: Frame) -> None:
     """Raises what the answer to an upload says, if it failed."""
     if frame.kind != Kind.EXITED:
-        code = frame.number(Tag.ERRNO, errno.EPROTO)
+        code = frame.errno(errno.EPROTO)
         raise TransferError(path, refusal(code), code)
     result = frame.result()
     if result.setup_errno:

@@ -177,7 +177,7 @@ class Warden:
         frame = await self._ask(Kind.START, ident, items, fds)
         if frame.kind != Kind.STARTED:
             words = (frame.value(Tag.TEXT) or b"").rstrip(b"\0").decode(errors="replace").strip()
-            raise StartError(words or os.strerror(frame.number(Tag.ERRNO)))
+            raise StartError(words or os.strerror(frame.errno()))
 
     async def release(self, ident: int, items: Sequence[Item]) -> bool:
         """Ends a jail; returns when nothing of it is left. False: something stays until the engine's end.
@@ -186,7 +186,7 @@ class Warden:
             SandboxDiedError: the warden has ended.
         """
         frame = await self._ask(Kind.RELEASE, ident, items, ())
-        return frame.number(Tag.ERRNO) == 0
+        return frame.errno() == 0
 
     async def _wait_for_exit(self, pid: int) -> None:
         try:

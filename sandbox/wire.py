@@ -19,6 +19,9 @@ MAX_FRAME_BYTES = 192 * 1024
 MAX_FDS = 64
 MAX_STRINGS = 4096
 
+_MAX_ERRNO = 4095
+_MAX_STATUS = 0xFFFF
+_MAX_AMOUNT = 1 << 53  # microseconds (centuries) or bytes: exact as a float, too
 _HEADER = struct.Struct("<IHHII")
 _ITEM = struct.Struct("<HHI")
 _U32 = struct.Struct("<I")
@@ -172,12 +175,22 @@ class Frame(NamedTuple):
             raise ProtocolError(f"item {tag.name} has {len(value)} bytes instead of 4")
         return int(_U32.unpack(value)[0])
 
+    def errno(self, default: int = 0) -> int:
+        """The ERRNO item, or `default` where there is none; never a number that is no errno."""
+        code = self.number(Tag.ERRNO, default)
+        if code > _MAX_ERRNO:
+            raise ProtocolError(f"{code} is no errno")
+        return code
+
     def result(self) -> Result:
-        """The command result of an EXITED frame."""
+        """The command result of an EXITED frame; its numbers are such as a kernel gives."""
         value = self.value(Tag.RESULT)
         if value is None or len(value) != _RESULT.size:
             raise ProtocolError("a frame without a well-formed result")
-        return Result(*_RESULT.unpack(value))
+        result = Result(*_RESULT.unpack(value))
+        if result.status > _MAX_STATUS or result.setup_errno > _MAX_ERRNO or max(result[2:5]) > _MAX_AMOUNT:
+            raise ProtocolError(f"a result that cannot be: {result}")
+        return result
 
     def space(self) -> Space:
         """The counts of a SPACE frame."""

@@ -196,20 +196,20 @@ static void on_sync(uint32_t id)
     if (jail == NULL || jail->sync < 0)
         return;
     got = wire_receive(jail->sync, buffer, &frame, MSG_DONTWAIT);
+    if (got == 1)
+        wire_close_fds(&frame); /* none is ever due here */
     if (got == 1 && frame.header.kind == WIRE_READY && jail->state == SPAWNED) {
         on_ready(id, frame.sender);
     } else if (got == 1 && frame.header.kind == WIRE_BOUND && jail->state == MOUNTING &&
                frame.sender == jail->agent && jail->monitor == 0) {
         jail->bound = 1;
         let_go(id);
-    } else if (got == 1) {
-        wire_close_fds(&frame);
     } else if (got < 0 && errno == EPROTO) { /* the jail tool's own words */
         size_t room = sizeof jail->text - 1 - jail->text_length;
         size_t size = frame.header.length < room ? frame.header.length : room;
         memcpy(jail->text + jail->text_length, buffer, size);
         jail->text_length += size;
-    } else if (got == 0 || errno != EAGAIN) {
+    } else if (got == 0 || (got < 0 && errno != EAGAIN)) {
         drop_fd(&jail->sync);
         if (jail->state == SPAWNED || jail->state == MOUNTING)
             start_failed(id, "the jail ended while it was built", ECHILD);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import struct
 import subprocess
 
 import pytest
@@ -65,3 +66,18 @@ def test_a_warden_that_is_sent_nonsense_ends_cleanly() -> None:
             ours.send(data)
             ours.close()
             assert warden.wait(timeout=10) == 0
+
+
+@pytest.mark.parametrize("values", [(0x10000, 0, 0), (0, 4096, 0), (0, 0, 1 << 60)])
+def test_a_result_with_numbers_that_no_kernel_gives_is_refused(values: tuple[int, int, int]) -> None:
+    status, setup_errno, user_us = values
+    data = struct.pack("<IIQQQQQ", status, setup_errno, user_us, 0, 0, 1, 1)
+    with pytest.raises(ProtocolError, match="cannot be"):
+        decode(encode(Kind.EXITED, 1, [(Tag.RESULT, data)])).result()
+
+
+def test_an_errno_that_is_none_is_refused() -> None:
+    assert decode(encode(Kind.REFUSED, 1, [number(Tag.ERRNO, 4095)])).errno() == 4095
+    assert decode(encode(Kind.REFUSED, 1)).errno(5) == 5
+    with pytest.raises(ProtocolError, match="no errno"):
+        decode(encode(Kind.REFUSED, 1, [number(Tag.ERRNO, 4096)])).errno()
