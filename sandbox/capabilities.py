@@ -64,7 +64,7 @@ def namespace_capabilities() -> list[Capability]:
     return [
         _found("user namespaces", answer.user_namespace, as_user, remedy, required=True),
         _found("other namespaces", answer.other_namespaces, "pid, network, ipc, uts, cgroup", remedy, required=True),
-        _found("overlay mounts", answer.overlay, "inside a user namespace", overlay_remedy),
+        _found("overlay mounts", answer.overlay, "in a user namespace, to keep siblings apart", overlay_remedy),
         _found("id-mapped mounts", answer.idmapped_mount, "for workspaces shared between uids", idmap_remedy),
     ]
 

@@ -181,7 +181,7 @@ def _staged_elsewhere(info: ProcessInfo, helpers: set[tuple[int, int] | None]) -
     """Was this agent started by another user, or (which only root can see) from another state directory?"""
     if os.geteuid() != 0:
         return not is_own_uid(real_uid(info.pid))
-    helper = _identity(f"/proc/{info.pid}/root{AGENT_PATH}")
+    helper = _identity(f"/proc/{info.pid}/exe")
     return helper is not None and helper not in helpers
 
 

@@ -31,7 +31,7 @@ from sandbox.cgroup.types import LIMIT_NAMES
 from sandbox.errors import SandboxError
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.state import default_state_dir
-from sandbox.types import Command, JailName, SandboxSpec
+from sandbox.types import IMAGE_ISOLATION, Command, JailName, SandboxSpec
 
 PROBE_TIMEOUT_S = 20.0
 _LOOK_AROUND = """
@@ -81,6 +81,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Capability, ...] = ()
     """What was seen from inside the sandbox."""
     limits: tuple[LimitReport, ...] = ()
+    """Each limit, and `image_isolation`."""
     capabilities: tuple[Capability, ...] = ()
     """What the host offers, seen from outside."""
     probe_s: float = 0.0
@@ -102,6 +103,7 @@ async def examine(state_dir: Path | None = None, jail: JailName = "bubblewrap") 
                 if host.shared_uid:
                     capabilities = _replace(capabilities, shared_uid_capability(host.shared_uid))
                 async with host.acquire(SandboxSpec(jail=jail)) as box:
+                    shared = host.image_shared
                     outcome = await box.run(Command(argv=("/bin/sh", "-c", _LOOK_AROUND), cwd="/workspace"))
     except (SandboxError, TimeoutError, OSError) as error:
         failure = str(error) or f"no answer within {PROBE_TIMEOUT_S:g} s"
@@ -114,7 +116,7 @@ async def examine(state_dir: Path | None = None, jail: JailName = "bubblewrap") 
         jail=jail,
         state_dir=str(directory),
         checks=checks,
-        limits=limit_reports(outcome.unenforced, reasons, backend),
+        limits=(*limit_reports(outcome.unenforced, reasons, backend), image_report(shared)),
         capabilities=capabilities,
         probe_s=time.monotonic() - started,
     )
@@ -195,3 +197,13 @@ def limit_reports(unenforced: tuple[str, ...], reasons: Mapping[str, str], backe
         rows.append(LimitReport(name=name, enforced=enforced, how=how, remedy=remedy))
     rows += [LimitReport(name=name, enforced=True, how=how) for name, how in always.items()]
     return tuple(rows)
+
+
+def image_report(shared: str) -> LimitReport:
+    """Whether siblings share more of an image than its bytes; `shared` says why, and is empty where they do not."""
+    if not shared:
+        how = "each sandbox has overlays of its own over the image"
+        return LimitReport(name=IMAGE_ISOLATION, enforced=True, how=how)
+    how = f"{shared}; siblings feel each other's file locks on the image, and can watch which of its files are opened"
+    remedy = "use Linux 5.11 or later with the overlay module, and an image without mounts below it"
+    return LimitReport(name=IMAGE_ISOLATION, enforced=False, how=how, remedy=remedy)

@@ -28,8 +28,10 @@ from sandbox.config import default_memory_bytes, default_pids
 from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError, StartError
 from sandbox.images.resolve import resolve_image
 from sandbox.images.types import Image
-from sandbox.jails.plan import AGENT_FD, FILTER_FD, JailPlan
+from sandbox.jails.plan import JailPlan
+from sandbox.jails.start import start_items
 from sandbox.jails.tools import JAILS, make_plan
+from sandbox.jails.views import why_shared
 from sandbox.sandbox import MINIMAL_ENV, Sandbox
 from sandbox.seccomp import build_filter
 from sandbox.stage import stage_filter, stage_native
@@ -44,10 +46,10 @@ from sandbox.state import (
 )
 from sandbox.subuid import MORE_UIDS as MORE_SUBUIDS
 from sandbox.subuid import find_subordinate_ids, inner_uids, require_open
-from sandbox.types import MIB, JailName, Limits, SandboxSpec
+from sandbox.types import IMAGE_ISOLATION, MIB, JailName, Limits, SandboxSpec
 from sandbox.uids import UidClaim, claim_uids, require_unused
 from sandbox.warden import Warden
-from sandbox.wire import Item, Tag, number, numbered, text
+from sandbox.wire import Item, Tag, number, text
 
 _KEPT_TEMPLATES = 64
 _RESIDUE_BYTES = 32 * MIB
@@ -90,6 +92,8 @@ class SandboxHost:
         self.backend: Backend
         self.backend_reasons: dict[str, str] = {}
         """For each cgroup backend that was tried and does not work here: why."""
+        self.image_shared = ""
+        """Why the latest sandbox without `image_isolation` had to go without."""
         self._sets: SetPool
         self._native: Path
         self._filter: Path
@@ -245,8 +249,8 @@ class SandboxHost:
 
     def _check_insist(self, spec: SandboxSpec) -> None:
         for name in spec.insist:
-            if name not in LIMIT_NAMES:
-                raise ConfigError("spec.insist", name, f"must be one of {', '.join(LIMIT_NAMES)}")
+            if name not in (*LIMIT_NAMES, IMAGE_ISOLATION):
+                raise ConfigError("spec.insist", name, f"must be one of {', '.join((*LIMIT_NAMES, IMAGE_ISOLATION))}")
             if name in self.unenforced:
                 why = "; ".join(self.backend_reasons.values()) or "the cgroup backend is 'none'"
                 raise CapabilityError(f"this host cannot enforce the limit {name} ({why})", "run as root, or drop it")
@@ -269,9 +273,9 @@ class SandboxHost:
             with theirs:
                 items = [*self._own_items(ident, cgroups), *self._template(image, spec)]
                 with anyio.fail_after(self.config.start_timeout_s):
-                    await self._warden.start(ident, items, [theirs.fileno()])
+                    shared = await self._warden.start(ident, items, [theirs.fileno()])
             env = {**MINIMAL_ENV, "PATH": image.path, **image.env, **spec.env}
-            return Sandbox(ours, spec, env, cgroups, self.unenforced)
+            return Sandbox(ours, spec, env, cgroups, self._unenforced_by(shared, image, spec))
         except TimeoutError:
             ours.close()
             raise StartError(f"the jail was not ready after {self.config.start_timeout_s} s") from None
@@ -286,6 +290,16 @@ class SandboxHost:
         except BaseException:
             ours.close()
             raise
+
+    def _unenforced_by(self, error: int, image: Image, spec: SandboxSpec) -> tuple[str, ...]:
+        """What a sandbox goes without, whose image could not be covered for that errno (0: it is covered)."""
+        if error == 0:
+            return self.unenforced
+        self.image_shared = why_shared(error, image, Path("/proc/self/mountinfo").read_text())
+        if IMAGE_ISOLATION in spec.insist:
+            remedy = "use Linux 5.11 or later and a directory image without mounts below it, or drop it from `insist`"
+            raise CapabilityError(f"siblings would share the image's inodes: {self.image_shared}", remedy)
+        return (*self.unenforced, IMAGE_ISOLATION)
 
     def _own_items(self, ident: int, cgroups: CgroupSet) -> list[Item]:
         """What is this sandbox's alone; comes first, for the cgroups are joined before the uid changes."""
@@ -307,14 +321,7 @@ class SandboxHost:
         known = self._templates.get(key)
         if known is not None and known[0] == image:
             return known[1]
-        jail = JAILS[spec.jail]
-        items = [text(Tag.ARGV, word) for word in jail.argv(self._plans[spec.jail], image)]
-        items += [number(Tag.AT, AGENT_FD), numbered(Tag.OPEN, FILTER_FD, str(self._filter)), *jail.start_items]
-        options = f"size={limits.disk_bytes},nr_inodes={limits.inodes},mode=0755"
-        items.append(text(Tag.TMPFS, "/tmp", options))
-        # /tmp comes last: it hides the root of the tmpfs, from which the others are bound.
-        for name, target, mode in (("w", "/workspace", 0o755), ("s", "/dev/shm", 0o1777), ("t", "/tmp", 0o1777)):
-            items.append(numbered(Tag.BIND, mode, name, target))
+        items = start_items(JAILS[spec.jail], self._plans[spec.jail], image, limits, self._filter)
         while len(self._templates) >= _KEPT_TEMPLATES:
             del self._templates[next(iter(self._templates))]
         self._templates[key] = (image, items)

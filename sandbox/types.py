@@ -22,6 +22,11 @@ JailName = Literal["bubblewrap", "nsjail"]
 JAIL_NAMES: tuple[JailName, ...] = get_args(JailName)
 
 
+IMAGE_ISOLATION = "image_isolation"
+"""Name, beside the limits', of what `insist` and `unenforced` say about the image: siblings share its bytes alone, and
+neither its locks nor its file watches."""
+
+
 def check_jail(field: str, name: str) -> JailName:
     """The jail of that name.
 
@@ -85,7 +90,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     jail: JailName = "bubblewrap"
     """The tool that builds the namespaces and the read-only image; what holds inside is the same with each."""
     insist: tuple[str, ...] = ()
-    """Names of limits that must be enforced (`memory`, `cpus`, `pids`, `disk`); where the host
+    """Names of limits that must be enforced (`memory`, `cpus`, `pids`, `disk`), or `image_isolation`; where the host
     cannot, creation raises `CapabilityError` instead of reporting."""
 
     def __post_init__(self) -> None:

@@ -165,10 +165,11 @@ class Warden:
             raise SandboxDiedError("the warden has ended")
         return answer.frame
 
-    async def start(self, ident: int, items: Sequence[Item], fds: Sequence[int]) -> None:
-        """Starts a jail; returns when its agent runs and its writable mounts are there.
+    async def start(self, ident: int, items: Sequence[Item], fds: Sequence[int]) -> int:
+        """Starts a jail; returns when its agent runs and its own mounts are there.
 
-        Whatever happens, `release` must follow.
+        Returns 0, or the errno for which its image could not be covered by overlays. Whatever happens, `release` must
+        follow.
 
         Raises:
             StartError: it did not come up; carries the jail tool's own words.
@@ -178,6 +179,7 @@ class Warden:
         if frame.kind != Kind.STARTED:
             words = (frame.value(Tag.TEXT) or b"").rstrip(b"\0").decode(errors="replace").strip()
             raise StartError(words or os.strerror(frame.errno()))
+        return frame.errno()
 
     async def release(self, ident: int, items: Sequence[Item]) -> bool:
         """Ends a jail; returns when nothing of it is left. False: something stays until the engine's end.

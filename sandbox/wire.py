@@ -83,6 +83,10 @@ class Tag(IntEnum):
     COVER = 24
     SEAL = 25
     DEVICE = 26
+    OVERLAY = 27
+    SHOW = 28
+    DROP = 29
+    READ_ONLY = 30
     SPACE = 40
     CAPS = 41
 

@@ -22,7 +22,7 @@ from rollout.files import read_file
 from sandbox.cgroup.types import LIMIT_NAMES
 from sandbox.errors import ConfigError
 from sandbox.quantities import format_size, parse_count, parse_duration, parse_number, parse_size
-from sandbox.types import GIB, KIB, MIB, Command, Limits, Outcome, Reason, SandboxSpec, check_jail
+from sandbox.types import GIB, IMAGE_ISOLATION, KIB, MIB, Command, Limits, Outcome, Reason, SandboxSpec, check_jail
 
 STATUS = {Reason.TIMEOUT: 124, Reason.OOM: 137, Reason.OUTPUT_LIMIT: 141, Reason.KILLED: 143}
 """Exit status for reasons that override the command's own code."""
@@ -34,6 +34,7 @@ _EPILOG = """exit status:
 
 sizes: 64M, 1.5G, 512KiB (1024s; KB, MB, GB are 1000s).  durations: 5, 500ms, 10m.
 """
+_PROMISES = (*LIMIT_NAMES, IMAGE_ISOLATION)
 _PUMP_BYTES = 64 * KIB
 _MAX_WORKSPACE_FILE_BYTES = 256 * MIB
 _MAX_NAME_BYTES = 255
@@ -82,7 +83,7 @@ def add_parser(subparsers: Any) -> None:
         action="append",
         default=[],
         metavar="LIMIT",
-        help="refuse to start unless this limit is enforced (memory, cpus, pids, disk); repeatable, or comma-separated",
+        help="refuse to start unless enforced (memory, cpus, pids, disk, image_isolation); repeatable, comma-separated",
     )
     parser.add_argument("--network", default="none", metavar="MODE", help="none, the only mode: loopback alone")
     parser.add_argument("--jail", default="bubblewrap", metavar="NAME", help="bubblewrap (default) or nsjail")
@@ -135,8 +136,8 @@ def spec_from(arguments: argparse.Namespace) -> SandboxSpec:
             given[field] = parse("--" + name.replace("_", "-"), text)
     insist = tuple(name for text in arguments.insist for name in text.split(",") if name)
     for name in insist:
-        if name not in LIMIT_NAMES:
-            raise ConfigError("--insist", name, f"must be one of {', '.join(LIMIT_NAMES)}")
+        if name not in _PROMISES:
+            raise ConfigError("--insist", name, f"must be one of {', '.join(_PROMISES)}")
     return SandboxSpec(image=arguments.image, limits=Limits(**given), jail=jail, insist=insist)
 
 
@@ -239,7 +240,7 @@ def outcome_object(outcome: Outcome, spec: SandboxSpec) -> dict[str, Any]:
     result["truncated_bytes"] = outcome.stdout_truncated_bytes + outcome.stderr_truncated_bytes
     result["stdout_truncated_bytes"] = outcome.stdout_truncated_bytes
     result["stderr_truncated_bytes"] = outcome.stderr_truncated_bytes
-    result["enforced"] = [name for name in LIMIT_NAMES if name not in outcome.unenforced]
+    result["enforced"] = [name for name in _PROMISES if name not in outcome.unenforced]
     result["unenforced"] = list(outcome.unenforced)
     result["image"] = spec.image
     result["jail"] = spec.jail

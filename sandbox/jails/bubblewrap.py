@@ -18,12 +18,14 @@ from sandbox.jails.plan import (
     FILTER_FD,
     HOSTNAME,
     INNER_UID,
+    STAGING_PATH,
     WRITABLE,
     JailPlan,
 )
-from sandbox.wire import Item
+from sandbox.jails.views import sources
+from sandbox.wire import Item, Tag, text
 
-START_ITEMS: tuple[Item, ...] = ()
+START_ITEMS: tuple[Item, ...] = (text(Tag.READ_ONLY, "/proc"),)
 """What the warden does for every jail of this tool, beside running it."""
 
 
@@ -54,12 +56,13 @@ def argv(plan: JailPlan, image: Image) -> tuple[str, ...]:
         *("--uid", str(INNER_UID), "--gid", str(INNER_UID), "--hostname", HOSTNAME),
         *("--as-pid-1", "--cap-drop", "ALL", "--seccomp", str(FILTER_FD), "--clearenv"),
         *_flatten(map(_mount, image.mounts)),
+        *_flatten(("--ro-bind", source, path) for source, path in sources(image)),
         *("--proc", "/proc"),
         *_flatten(("--ro-bind", "/dev/null", f"/proc/{name}") for name in plan.masked),
         # Single nodes: --dev would make a second user namespace, in which later mounts are refused.
         *_flatten(("--dev-bind", path, path) for path in DEVICES),
         *_flatten(("--symlink", text, path) for text, path in DEVICE_LINKS),
-        *_flatten(("--dir", path) for path in WRITABLE),
+        *_flatten(("--dir", path) for path in (*WRITABLE, STAGING_PATH)),
         *("--ro-bind", plan.agent, AGENT_PATH),
         *("--remount-ro", "/", "--chdir", "/", "--", AGENT_PATH, "agent", str(AGENT_FD)),
     )

@@ -20,9 +20,11 @@ from sandbox.jails.plan import (
     FILTER_FD,
     HOSTNAME,
     INNER_UID,
+    STAGING_PATH,
     WRITABLE,
     JailPlan,
 )
+from sandbox.jails.views import sources
 from sandbox.wire import Item, Tag, text
 
 WORK_DIR = "/run"
@@ -82,6 +84,7 @@ def argv(plan: JailPlan, image: Image) -> tuple[str, ...]:
         *("--time_limit", "0", "--disable_rlimits", "--nice_level", str(plan.nice), "--skip_setsid"),
         *("--pass_fd", str(AGENT_FD), "--pass_fd", str(FILTER_FD)),
         *_flatten(map(_mount, image.mounts)),
+        *_flatten(("--bindmount_ro", _pair(_visible(source), path)) for source, path in sources(image)),
         # By itself nsjail mounts /proc after everything else, over the masks.
         *("--disable_proc", "--mount", "none:/proc:proc"),
         *_flatten(("--bindmount_ro", f"/dev/null:/proc/{name}") for name in plan.masked),
@@ -89,7 +92,7 @@ def argv(plan: JailPlan, image: Image) -> tuple[str, ...]:
         *_flatten(("--bindmount_ro", path) for path in DEVICES),
         *_flatten(("--symlink", f"{source}:{path}") for source, path in DEVICE_LINKS),
         # nsjail makes no empty directory, but the parents of a link; the warden's mounts hide the link.
-        *_flatten(("--symlink", f".:{path}/.hidden") for path in WRITABLE),
+        *_flatten(("--symlink", f".:{path}/.hidden") for path in (*WRITABLE, STAGING_PATH)),
         *("--bindmount_ro", _pair(_visible(plan.agent), AGENT_PATH)),
         *("--", AGENT_PATH, "agent", str(AGENT_FD), str(FILTER_FD)),
     )

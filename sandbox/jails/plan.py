@@ -11,6 +11,8 @@ import msgspec
 HOSTNAME = "sandbox"
 INNER_UID = 1000
 AGENT_PATH = "/.rollout/agent"
+STAGING_PATH = "/.rollout/staging"
+"""An empty directory, where the warden mounts the sandbox's tmpfs until its parts are at their places."""
 WRITABLE = ("/workspace", "/tmp", "/dev/shm")
 AGENT_FD = 3
 FILTER_FD = 4

@@ -1,7 +1,7 @@
-/* Children of the warden: the one that becomes a jail, and the one that makes its writable mounts.
+/* The child of the warden that becomes a jail.
  *
- * Both do what their frame's items say, in order, and never return. A failure is told in words on
- * the sync socket (which is the jail tool's stderr as well) or by an errno as exit code. */
+ * It does what its frame's items say, in order, and never returns. A failure is told in words on
+ * the sync socket, which is the jail tool's stderr as well. */
 #define _GNU_SOURCE
 #include "native.h"
 
@@ -15,15 +15,9 @@
 #include <sys/mount.h>
 #include <sys/prctl.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #define SPARE_FD 100 /* where passed descriptors wait while the low numbers are arranged */
-#define SYS_MOUNT_SETATTR 442 /* Linux 5.12; the same number everywhere */
-#define WITH_SUBMOUNTS 0x8000 /* AT_RECURSIVE */
-#define ATTR_READ_ONLY 1
-#define ATTR_NOSUID 2
-#define ATTR_NODEV 4
 
 _Noreturn static void fail(const char *step, const char *what)
 {
@@ -31,7 +25,7 @@ _Noreturn static void fail(const char *step, const char *what)
     _exit(126);
 }
 
-static int become(const struct wire_entry *entry)
+int jail_become(const struct wire_entry *entry)
 {
     uint32_t ids[2];
 
@@ -91,7 +85,7 @@ static void apply(const struct wire_entry *entry)
             fail("joining cgroup", first ? first : "?");
         break;
     case TAG_IDS:
-        if (become(entry) < 0)
+        if (jail_become(entry) < 0)
             fail("changing to", "the sandbox's uid");
         break;
     case TAG_COVER:
@@ -200,70 +194,4 @@ pid_t jail_spawn(const struct wire_frame *frame, int sync)
     if (pid == 0)
         jail_child(&copy, sync);
     return pid;
-}
-
-static int set_attributes(const char *path, unsigned flags, uint64_t set, uint64_t clear)
-{
-    uint64_t attributes[4] = {set, clear, 0, 0}; /* struct mount_attr, which older headers lack */
-
-    if (path == NULL)
-        return errno = EPROTO, -1;
-    return (int)syscall(SYS_MOUNT_SETATTR, AT_FDCWD, path, flags, attributes, sizeof attributes);
-}
-
-/* Closes what the jail tool left writable: nsjail's read-only is that of the topmost mount alone,
- * so a file system mounted somewhere below /usr would keep its own flags. */
-static int seal(const struct wire_entry *entry)
-{
-    if (entry->tag == TAG_SEAL)
-        return set_attributes(wire_string(entry), WITH_SUBMOUNTS,
-                              ATTR_READ_ONLY | ATTR_NOSUID | ATTR_NODEV, 0);
-    return set_attributes(wire_string(entry), 0, 0, ATTR_NODEV);
-}
-
-/* Mounts one sized tmpfs and binds its directories over their targets, seen from inside. */
-static int mount_all(const struct wire_frame *frame)
-{
-    struct wire_cursor cursor = wire_items(frame);
-    struct wire_entry entry;
-    const char *base = NULL, *options, *name, *target;
-    char path[512];
-    uint32_t mode;
-
-    while (wire_next(&cursor, &entry) == 1)
-        if (entry.tag == TAG_SEAL || entry.tag == TAG_DEVICE) {
-            if (seal(&entry) < 0)
-                return -1;
-        } else if (entry.tag == TAG_TMPFS) {
-            if (!wire_pair(&entry, 0, &base, &options))
-                return -1;
-            if (mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0)
-                return -1;
-        } else if (entry.tag == TAG_BIND) {
-            if (base == NULL || !wire_u32(&entry, &mode) || !wire_pair(&entry, 4, &name, &target))
-                return errno = EPROTO, -1;
-            if ((size_t)snprintf(path, sizeof path, "%s/%s", base, name) >= sizeof path)
-                return errno = ENAMETOOLONG, -1;
-            if (mkdir(path, mode) < 0 || mount(path, target, NULL, MS_BIND, NULL) < 0)
-                return -1;
-        }
-    return 0;
-}
-
-pid_t jail_mount(const struct wire_frame *frame, int pidfd)
-{
-    struct wire_cursor cursor = wire_items(frame);
-    struct wire_entry entry;
-    pid_t pid = fork();
-
-    if (pid != 0)
-        return pid;
-    umask(0);
-    /* First the sandbox's uid, then its namespaces: it owns them, and root is not mapped there. */
-    while (wire_next(&cursor, &entry) == 1)
-        if (entry.tag == TAG_IDS && become(&entry) < 0)
-            _exit(errno & 0xff);
-    if (setns(pidfd, CLONE_NEWUSER | CLONE_NEWNS) < 0 || mount_all(frame) < 0)
-        _exit(errno & 0xff);
-    _exit(0);
 }

@@ -20,7 +20,12 @@ int cgroup_kill(const char *path);   /* everything below, by cgroup.kill or proc
 
 /* jail.c: what a child of the warden does before it becomes a jail, or for one */
 pid_t jail_spawn(const struct wire_frame *frame, int sync);
-pid_t jail_mount(const struct wire_frame *frame, int pidfd);
+int jail_become(const struct wire_entry *entry); /* takes the uid and gid of a TAG_IDS item */
+
+/* mounts.c: the mounts of one sandbox alone, made from outside. The child ends with 0, with an
+ * errno, or with MOUNTS_SHARED plus an errno: all is there, but the image has no overlay. */
+#define MOUNTS_SHARED 128
+pid_t mounts_make(const struct wire_frame *frame, int pidfd);
 
 /* command.c: one command inside */
 struct command_slot { /* shared with the child until it execs */

@@ -163,7 +163,7 @@ static void on_ready(uint32_t id, pid_t agent)
         on_orphaned(id);
     if (jail->state != MOUNTING)
         return;
-    jail->mounter = jail_mount(&jail->start, pidfd);
+    jail->mounter = mounts_make(&jail->start, pidfd);
     if (jail->mounter < 0) {
         jail->mounter = 0;
         start_failed(id, "forking to mount", errno);
@@ -184,7 +184,7 @@ static void let_go(uint32_t id)
     wire_send(jail->sync, &out, NULL, 0);
     drop_fd(&jail->sync);
     jail->state = LIVE;
-    tell(WIRE_STARTED, id, 0, NULL);
+    tell(WIRE_STARTED, id, jail->shared_errno, NULL);
 }
 
 static void on_sync(uint32_t id)
@@ -236,14 +236,17 @@ static void on_agent_end(uint32_t id)
 static void on_mounted(uint32_t id, int status)
 {
     struct jail *jail = warden.jails[id];
+    int code = WEXITSTATUS(status);
+    int done = WIFEXITED(status) && (code == 0 || code >= MOUNTS_SHARED);
 
     jail->mounter = 0;
     if (jail->state == CLOSING) {
         finish(id);
-    } else if (jail->state == MOUNTING && status != 0) {
-        start_failed(id, "making the writable mounts", WIFEXITED(status) ? WEXITSTATUS(status) : EINTR);
+    } else if (jail->state == MOUNTING && !done) {
+        start_failed(id, "making the sandbox's own mounts", WIFEXITED(status) ? code : EINTR);
     } else if (jail->state == MOUNTING) {
         jail->mounted = 1;
+        jail->shared_errno = code ? (uint32_t)(code - MOUNTS_SHARED) : 0;
         let_go(id);
     }
 }

@@ -15,6 +15,7 @@ struct jail {
     pid_t monitor, mounter; /* our children; 0 once reaped */
     pid_t agent;            /* our child too, once the monitor that made it is gone */
     int mounted, bound;     /* what the agent waits for: its mounts, and that it ends with us */
+    uint32_t shared_errno;  /* why its image has no overlays, or 0 */
     pid_t group;            /* of monitor and agent; exists for as long as sync has a holder */
     int pidfd;              /* of the agent; -1 until it is ready and once it is dead */
     int sync;               /* -1 once the agent was let go, or all its holders are dead */

@@ -73,6 +73,10 @@ enum wire_tag {
     TAG_COVER = 24,  /* string: an existing directory that the jail tool finds empty and its own */
     TAG_SEAL = 25,   /* string: everything mounted from there on becomes read-only, no devices */
     TAG_DEVICE = 26, /* string: a sealed mount that is a device node, and may be used as one */
+    TAG_OVERLAY = 27, /* string: a directory inside; what SHOW names is taken from an overlay of it */
+    TAG_SHOW = 28,   /* two strings: a path below that overlay (or ""), the mount that it replaces */
+    TAG_DROP = 29,   /* string: a mount that only the start needed */
+    TAG_READ_ONLY = 30, /* string: a file system that the jail tool left writable */
     TAG_SPACE = 40,  /* struct wire_space */
     TAG_CAPS = 41,   /* struct wire_caps */
 };

@@ -1,0 +1,34 @@
+"""What the warden does to start one jail, beside what is that sandbox's alone (its uid and cgroups).
+
+Owns: the order of those steps. Invariant: equal arguments give equal items, so a host makes them once for all
+sandboxes of one image, jail and limits.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sandbox.images.types import Image
+from sandbox.jails.plan import AGENT_FD, AGENT_PATH, FILTER_FD, STAGING_PATH, JailPlan
+from sandbox.jails.tools import Jail
+from sandbox.jails.views import view_items
+from sandbox.types import Limits
+from sandbox.wire import Item, Tag, number, numbered, text
+
+_OWN_INODES = 8
+"""Of a sandbox's tmpfs: its root, the writable mounts, and what the warden needs to make them."""
+_WRITABLE = (("w", "/workspace", 0o755), ("s", "/dev/shm", 0o1777), ("t", "/tmp", 0o1777))
+
+
+def start_items(jail: Jail, plan: JailPlan, image: Image, limits: Limits, filter_path: Path) -> list[Item]:
+    """The jail tool's words, its descriptors, and the mounts that follow.
+
+    Raises:
+        ConfigError: the image has a path that this jail tool cannot be told.
+    """
+    items = [text(Tag.ARGV, word) for word in jail.argv(plan, image)]
+    items += [number(Tag.AT, AGENT_FD), numbered(Tag.OPEN, FILTER_FD, str(filter_path)), *jail.start_items]
+    options = f"size={limits.disk_bytes},nr_inodes={limits.inodes + _OWN_INODES},mode=0755"
+    items += [text(Tag.TMPFS, STAGING_PATH, options), *view_items(image), text(Tag.DROP, AGENT_PATH)]
+    items += [numbered(Tag.BIND, mode, name, target) for name, target, mode in _WRITABLE]
+    return items
