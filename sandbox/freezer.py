@@ -62,6 +62,10 @@ class Freezer:
             self._write("0")
             self.frozen = False
 
+    def disown(self) -> None:
+        """See `sandbox.forks`: in a child it must not let the parent's processes go on."""
+        self.frozen = False
+
     def _write(self, value: str) -> None:
         try:
             files.write(f"{self._directory}/cgroup.freeze", value)

@@ -17,6 +17,7 @@ from typing import Self
 
 import anyio
 
+from sandbox.audit import Audit
 from sandbox.build import ensure_native
 from sandbox.capabilities import uid_capability, user_namespace_remedy
 from sandbox.cgroup import files
@@ -26,6 +27,7 @@ from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
 from sandbox.config import SandboxConfig as SandboxConfig
 from sandbox.config import default_memory_bytes, default_pids
 from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError, StartError
+from sandbox.forks import Owner, disown_in_children
 from sandbox.images.resolve import resolve_image
 from sandbox.images.types import Image
 from sandbox.jails.plan import JailPlan
@@ -89,6 +91,8 @@ class SandboxHost:
         self._plans: dict[JailName, JailPlan] = {}
         self._warden_gone = False
         self._closing = False
+        self._disowned = False
+        self._sockets: set[socket.socket] = set()  # of sandboxes that are being made
         self.backend: Backend
         self.backend_reasons: dict[str, str] = {}
         """For each cgroup backend that was tried and does not work here: why."""
@@ -114,6 +118,7 @@ class SandboxHost:
         state_dir = await anyio.to_thread.run_sync(open_state_dir, chosen)
         slot = await anyio.to_thread.run_sync(claim_slot, state_dir, config.uid_count // UIDS_PER_ENGINE)
         host = cls(config, state_dir, slot)
+        disown_in_children(host)
         try:
             native = await anyio.to_thread.run_sync(host._prepare)
             try:
@@ -184,7 +189,17 @@ class SandboxHost:
         record = [text(Tag.PATH, str(self._slot.record_path))]
         return [text(Tag.DIR, root) for root in self.backend.roots] + record
 
+    def disown(self) -> list[int]:
+        """In a forked child: these sandboxes are the parent's. See `sandbox.forks`."""
+        self._disowned = self._warden_gone = self._closing = True
+        parts: list[Owner] = [self._slot, self._warden, *self._live.values()]
+        parts += [] if self._claim is None else [self._claim]
+        fds = [fd for part in parts for fd in part.disown()]
+        return fds + [one.fileno() for one in self._sockets if one.fileno() >= 0]
+
     async def _end(self) -> None:
+        if self._disowned:
+            return
         self._closing = True
         for box in list(self._live.values()):
             box.close()
@@ -204,7 +219,7 @@ class SandboxHost:
             box.mark_dead("the warden has ended")
         if not self._closing:
             for root in self.backend.roots[:1]:
-                if os.path.isdir(root):
+                with suppress(FileNotFoundError):  # emptied and removed meanwhile
                     files.kill_tree(root)
 
     # ------------------------------------------------------------------ sandboxes
@@ -239,6 +254,7 @@ class SandboxHost:
                 async with self._building:
                     box = await self._create(ident, spec, cgroups)
                 self._live[ident] = box
+                audit = Audit(ident, self._host_uid(ident), spec)
                 yield box
             finally:
                 self._live.pop(ident, None)
@@ -246,6 +262,11 @@ class SandboxHost:
                     box.close()
                 with anyio.CancelScope(shield=True):
                     await self._release(ident, spec.limits, cgroups, box)
+                if box is not None and not self._disowned:
+                    audit.end(box.unenforced, box.num_commands, box.why_died)
+
+    def _host_uid(self, ident: int) -> int:
+        return os.geteuid() if self._claim is None or self._uids is None else self._claim.uids[ident]
 
     def _check_insist(self, spec: SandboxSpec) -> None:
         for name in spec.insist:
@@ -269,6 +290,7 @@ class SandboxHost:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise StartError(f"no socket for a sandbox: {error.strerror}") from error
+        self._sockets |= {ours, theirs}
         try:
             with theirs:
                 items = [*self._own_items(ident, cgroups), *self._template(image, spec)]
@@ -290,6 +312,8 @@ class SandboxHost:
         except BaseException:
             ours.close()
             raise
+        finally:
+            self._sockets -= {ours, theirs}
 
     def _unenforced_by(self, error: int, image: Image, spec: SandboxSpec) -> tuple[str, ...]:
         """What a sandbox goes without, whose image could not be covered for that errno (0: it is covered)."""

@@ -59,3 +59,7 @@ class KeptStreams:
         """Closes all of them; who still writes gets EPIPE. Idempotent."""
         for fd in list(self._pauses):
             self._close(fd)
+
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        return list(self._pauses)

@@ -122,6 +122,13 @@ class FrameLink:
             self.close()
             self._on_end(why)
 
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        if not self.open:
+            return []
+        self.open = False
+        return [self._socket.fileno()]
+
     def close(self) -> None:
         """Closes the socket, which ends the peer; idempotent, `on_end` is not called."""
         if self.open:

@@ -120,3 +120,7 @@ class StdinPipe:
             fd, self._fd = self._fd, -1
             anyio.notify_closing(fd)
             os.close(fd)
+
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        return [] if self._fd < 0 else [self._fd]

@@ -21,6 +21,7 @@ import anyio
 from sandbox.cgroup import files
 from sandbox.cgroup.types import CgroupSet, Reading
 from sandbox.errors import ConfigError, SandboxDiedError, SandboxError
+from sandbox.forks import Owner
 from sandbox.live import Outlet, StdinPipe, StreamName
 from sandbox.outcome import Observed, classify, end_signal, exit_code
 from sandbox.streams import Drain, Feed
@@ -81,6 +82,7 @@ class Process:
         self._finishing = anyio.Lock()
         self._started_s = time.monotonic()
         self._ended_s = self._started_s
+        self._disowned = False
         self.unreported = False
         """Was it killed while the agent stood still? Its end is then reported later, or never."""
         self.alone = True
@@ -190,7 +192,7 @@ class Process:
     @property
     def settled(self) -> bool:
         """Is nothing left to do: not running, and not killed without a look at what survived?"""
-        return not self.running and (self._killed_for is None or self._outcome is not None)
+        return self._disowned or (not self.running and (self._killed_for is None or self._outcome is not None))
 
     def exited(self, result: Result) -> None:
         """Told by the sandbox when the agent reports the end; the first report counts."""
@@ -247,7 +249,7 @@ class Process:
             self._killed_for = reason
 
     def _kill(self, reason: Reason) -> None:
-        if not self.running or self._killed_for is not None:
+        if not self.running or self._killed_for is not None or self._disowned:
             return
         self._killed_for = reason
         if self.leaf is not None:
@@ -317,6 +319,13 @@ class Process:
                     await drain.ended.wait()
         if self._outlet is not None:
             self._outlet.finish()
+
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        self._disowned = True
+        ends: list[Owner] = [*self._drains.values()]
+        ends += [end for end in (self._feed, self._stdin) if end is not None]
+        return [fd for end in ends for fd in end.disown()]
 
     def take_open_streams(self) -> list[int]:
         """Ends reading; descriptors of streams that background children still hold."""

@@ -135,7 +135,7 @@ class Requests:
                     os.close(fd)
             yield end
         finally:
-            if sent and not end.done():
+            if sent and not end.done() and self._link.open:
                 await self._kill(ident, leaf, end)
             self._ends.pop(ident, None)
             if end.done() and not end.cancelled():

@@ -24,6 +24,7 @@ from sandbox.errors import (
     SandboxFrozenError,
     TransferError,
 )
+from sandbox.forks import Owner
 from sandbox.freezer import Freezer
 from sandbox.kept import KeptStreams
 from sandbox.launch import attach_stdio, check_modes, run_frame
@@ -67,6 +68,8 @@ class Sandbox:
         self._kept = KeptStreams()
         self._late: set[asyncio.Future[None]] = set()
         self._next_ident = 0
+        self.num_commands = 0
+        """Started so far."""
         self._died: str | None = None
         self._closed = False
         begin(cgroups)
@@ -74,6 +77,11 @@ class Sandbox:
         self._requests = Requests(
             self._link, self._take_ident, cgroups, self._limits, self._tell, self._freezer, self._unreported
         )
+
+    @property
+    def why_died(self) -> str | None:
+        """Why it ended by itself; None where it was closed, or lives."""
+        return self._died
 
     @property
     def alive(self) -> bool:
@@ -124,6 +132,13 @@ class Sandbox:
         self._link.close()
         self._drop(Reason.KILLED, "the sandbox was closed")
         self._kept.close()
+
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        self._closed = True
+        self._freezer.disown()
+        parts: list[Owner] = [self._link, self._kept, *self._running.values()]
+        return [fd for part in parts for fd in part.disown()]
 
     def _require_alive(self) -> None:
         if self._closed:
@@ -274,6 +289,7 @@ class Sandbox:
         )
         process.alone = alone
         self._running[ident] = process
+        self.num_commands += 1
         theirs: list[int] = []
         try:
             attached = attach_stdio(process, command, fds, theirs, piped=piped)

@@ -160,9 +160,15 @@ class Slot:
         """Removes the record: nothing of this engine is left."""
         self.record_path.unlink(missing_ok=True)
 
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        return [] if self.lock_fd < 0 else [self.lock_fd]
+
     def close(self) -> None:
-        """Lets go of the lock; the directory stays, with its lock file, for the next engine."""
-        os.close(self.lock_fd)
+        """Lets go of the lock; the directory stays, with its lock file, for the next engine. Idempotent."""
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
 
 
 def claim_slot(state_dir: Path, num_slots: int) -> Slot:

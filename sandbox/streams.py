@@ -115,6 +115,10 @@ class Drain:
         """Stops reading; returns the descriptor while the other side still holds the stream."""
         return None if self._fd < 0 else self._let_go()
 
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        return [] if self._fd < 0 else [self._fd]
+
     def result(self) -> tuple[bytes, int]:
         """What was kept, and how many bytes are missing between head and tail."""
         tail = memoryview(self._tail)
@@ -157,3 +161,7 @@ class Feed:
             os.close(self._fd)
             self._fd = -1
             self._rest = memoryview(b"")
+
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        return [] if self._fd < 0 else [self._fd]

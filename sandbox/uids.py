@@ -35,6 +35,10 @@ class UidClaim:
         self.uids = uids
         self.lock_fd = lock_fd
 
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        return [] if self.lock_fd < 0 else [self.lock_fd]
+
     def close(self) -> None:
         """Lets go of this copy of the lock; idempotent."""
         if self.lock_fd >= 0:

@@ -190,6 +190,11 @@ class Warden:
         frame = await self._ask(Kind.RELEASE, ident, items, ())
         return frame.errno() == 0
 
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        self._process = None  # not to be awaited, or killed, by a child
+        return [] if self._link is None else self._link.disown()
+
     async def _wait_for_exit(self, pid: int) -> None:
         try:
             pidfd = os.pidfd_open(pid)
