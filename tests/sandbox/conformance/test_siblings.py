@@ -1,0 +1,170 @@
+"""Siblings: two sandboxes of one image cannot signal, block, starve or talk to one another."""
+
+from __future__ import annotations
+
+import hashlib
+
+import anyio
+import pytest
+
+from sandbox.sandbox import Sandbox
+from sandbox.types import Command, Outcome
+from tests.sandbox.conformance.arena import PATIENCE_S, Arena, python, sh, shell
+
+pytestmark = pytest.mark.anyio
+
+SERVE = """
+import os, socket, time
+servers = []
+for name in ("\\0meeting", "/dev/shm/meeting", "/tmp/meeting"):
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(name)
+    server.listen()
+    servers.append(server)
+server = socket.create_server(("0.0.0.0", 4321))
+open("ready", "w").close()
+time.sleep(600)
+"""
+CONNECT = """
+import errno, socket
+for name in ("\\0meeting", "/dev/shm/meeting", "/tmp/meeting"):
+    print(errno.errorcode[socket.socket(socket.AF_UNIX).connect_ex(name)])
+print(errno.errorcode[socket.socket().connect_ex(("127.0.0.1", 4321))])
+for family, kind in ((socket.AF_VSOCK, socket.SOCK_STREAM), (38, 5), (17, 3), (16, 3)):
+    try:
+        socket.socket(family, kind, 1 if family == 16 else 0)
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+"""
+LOCK = """
+import fcntl, sys
+with open(sys.argv[1]) as file:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit("held by another")
+    if len(sys.argv) > 2:
+        open("locked", "w").close()
+        import time
+        time.sleep(600)
+"""
+WATCH = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+held = 0
+while held < int(sys.argv[1]) and libc.inotify_init() >= 0:
+    held += 1
+open("held", "w").write(str(held))
+if len(sys.argv) > 2:
+    import time
+    time.sleep(600)
+"""
+NOTICE = """
+import ctypes, os, select, sys
+libc = ctypes.CDLL(None, use_errno=True)
+fd = libc.inotify_init()
+assert libc.inotify_add_watch(fd, sys.argv[1].encode(), 0x21) >= 0  # IN_ACCESS, IN_OPEN
+open("watching", "w").close()
+while not os.path.exists("stop"):
+    if select.select([fd], [], [], 0.05)[0]:
+        sys.exit("saw a sibling")
+"""
+SHARED_FILE = "/usr/bin/env"
+
+
+async def wait_for(box: Sandbox, name: str) -> None:
+    outcome = await sh(box, f"while ! [ -e {name} ]; do sleep 0.02; done")
+    assert outcome.ok, outcome
+
+
+async def test_sockets_of_a_sibling_are_not_there_and_other_families_are_refused(arena: Arena, box: Sandbox) -> None:
+    async with arena.sibling.start(python(SERVE, timeout_s=600)) as server:
+        await wait_for(arena.sibling, "ready")
+        outcome = await box.run(python(CONNECT))
+        assert outcome.stdout.split() == [
+            *[b"ECONNREFUSED", b"ENOENT", b"ENOENT", b"ECONNREFUSED"],
+            *[b"EAFNOSUPPORT"] * 4,
+        ], outcome
+        await server.kill()
+
+
+@pytest.mark.xfail(strict=True, reason="image files are bound, so that all sandboxes share their inodes")
+async def test_a_lock_on_a_file_of_the_image_is_the_sandboxs_own(arena: Arena, box: Sandbox) -> None:
+    async with arena.sibling.start(python(LOCK, SHARED_FILE, "hold", timeout_s=600)) as holder:
+        await wait_for(arena.sibling, "locked")
+        outcome = await box.run(python(LOCK, SHARED_FILE))
+        await holder.kill()
+    assert outcome.ok, outcome
+
+
+@pytest.mark.xfail(strict=True, reason="image files are bound, so that all sandboxes share their inodes")
+async def test_a_watch_on_a_file_of_the_image_sees_no_sibling(arena: Arena, box: Sandbox) -> None:
+    async with box.start(python(NOTICE, SHARED_FILE, timeout_s=PATIENCE_S)) as watcher:
+        await wait_for(box, "watching")
+        for _ in range(5):
+            assert (await sh(arena.sibling, f"{SHARED_FILE} true && cat {SHARED_FILE} > /dev/null")).ok
+        await box.write_file("stop", b"")
+        outcome = await watcher.wait()
+    assert outcome.ok, outcome
+
+
+async def test_a_sibling_can_watch_although_all_watches_are_taken_or_is_told_that_it_shares(
+    arena: Arena, box: Sandbox
+) -> None:
+    async with box.start(python(WATCH, "128", "hold", timeout_s=600)) as holder:
+        await wait_for(box, "held")
+        outcome = await arena.sibling.run(python(WATCH, "20"))
+        assert outcome.ok
+        got = int(await arena.sibling.read_file("held", 10))
+        await holder.kill()
+    if arena.host.shared_uid:
+        assert "uid" in arena.host.shared_uid  # reported, with why
+    else:
+        assert got == 20
+
+
+async def test_processes_and_shared_memory_of_a_sibling_are_not_to_be_seen(arena: Arena) -> None:
+    assert (await sh(arena.sibling, "sleep 600 & ipcmk -M 100 -p 0666 > /dev/null && echo x > /dev/shm/x")).ok
+    async with arena.hostile() as box:
+        outcome = await sh(box, "ls -A /dev/shm; ipcs -m | grep -c 0x; cat /proc/*/comm | grep -c sleep; true")
+        assert outcome.stdout.split() == [b"0", b"0"], outcome
+
+
+async def test_parallel_commands_in_one_workspace_leave_one_consistent_tree(box: Sandbox, full: bool) -> None:
+    """Each makes, renames and removes files beside the others, as tools with temporary names do."""
+    count = 50 if full else 20
+    work = """
+i=$1; mkdir -p tree/$i tmp; n=0
+while [ $n -lt 10 ]; do
+  echo "$i $n" > tmp/$i.$n.part && mv tmp/$i.$n.part tree/$i/$n && cp tree/$i/$n tmp/$i && rm tmp/$i || exit 1
+  n=$((n+1))
+done
+"""
+    outcomes: list[Outcome] = []
+
+    async def one(number: int) -> None:
+        outcomes.append(await box.run(Command(argv=("sh", "-c", work, "sh", str(number)), timeout_s=2 * PATIENCE_S)))
+
+    before = (await sh(box, "find . | sort")).stdout
+    limiter = anyio.CapacityLimiter(10)  # a command has a shell and a tool alive, and the sandbox 24 processes
+
+    async def limited(number: int) -> None:
+        async with limiter:
+            await one(number)
+
+    async with anyio.create_task_group() as group:
+        for number in range(count):
+            group.start_soon(limited, number)
+    assert [outcome.reason for outcome in outcomes if not outcome.ok] == []
+    expected = b"".join(f"{i} {n}\n".encode() for i in sorted(map(str, range(count))) for n in range(10))
+    listing = "find tree -type f | sort | xargs cat | sha256sum; find tree -type f | wc -l; ls -A tmp"
+    digest, _, num_files, *strays = (await sh(box, f"export LC_ALL=C; {listing}")).stdout.decode().split()
+    assert int(num_files) == 10 * count
+    assert strays == []
+    assert digest == hashlib.sha256(expected).hexdigest()
+    assert (await sh(box, "rm -r tree tmp; find . | sort")).stdout == before
+
+
+async def test_a_freeze_of_one_by_its_own_signals_leaves_the_other_running(arena: Arena, box: Sandbox) -> None:
+    async with box.start(shell("kill -STOP -1; kill -STOP $$", timeout_s=PATIENCE_S)):
+        assert (await sh(arena.sibling, "echo running")).stdout == b"running\n"
