@@ -57,7 +57,7 @@ _KEPT_TEMPLATES = 64
 _RESIDUE_BYTES = 32 * MIB
 _RELEASE_TIMEOUT_S = 20.0
 _NO_NAMESPACES = (
-    "No permissions to create new namespace",
+    "No permissions to creat",  # bubblewrap's "to create" or "to creating new namespace"
     "Creating new namespace failed",
     "setting up uid map",
     "changing to the sandbox's uid",

@@ -53,35 +53,6 @@ def uids_of(mark: str) -> set[int]:
     return found
 
 
-async def test_state_lives_on_between_commands_and_fresh_sandboxes_have_none(
-    host: SandboxHost, small: SandboxSpec
-) -> None:
-    async with host.acquire(small) as box:
-        assert (await sh(box, "echo kept > f; id -u; pwd")).stdout == b"1000\n/workspace\n"
-        assert (await sh(box, "cat f")).stdout == b"kept\n"
-    async with host.acquire(small) as box:
-        assert (await sh(box, "ls -A /workspace /tmp /dev/shm")).stdout.split() == [
-            b"/dev/shm:",
-            b"/tmp:",
-            b"/workspace:",
-        ]
-
-
-async def test_the_environment_is_minimal_and_the_command_adds_its_own(box: Sandbox) -> None:
-    outcome = await box.run(Command(argv=("env",), env={"MORE": "1"}))
-    variables = dict(line.split(b"=", 1) for line in outcome.stdout.splitlines())
-    assert variables.pop(b"MORE") == b"1"
-    assert set(variables) == {b"PATH", b"HOME", b"LANG", b"PYTHONDONTWRITEBYTECODE", b"PYTHONHASHSEED"}
-
-
-async def test_a_missing_program_and_a_missing_directory_are_the_commands_own_failure(box: Sandbox) -> None:
-    outcome = await box.run(Command(argv=("no-such-program",)))
-    assert (outcome.reason, outcome.exit_code) == (Reason.EXIT, 127)
-    assert b"no-such-program" in outcome.stderr
-    outcome = await box.run(Command(argv=("true",), cwd="/nowhere"))
-    assert (outcome.reason, outcome.exit_code) == (Reason.EXIT, 126)
-
-
 async def test_the_outside_cannot_be_reached(box: Sandbox) -> None:
     script = """
 import errno, os, socket

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -127,20 +126,3 @@ def test_a_host_that_cannot_isolate_is_told_why_and_runs_nothing(tmp_path: Path)
     report = json.loads(done.stdout)
     assert not report["isolates"]
     assert report["failure"]
-
-
-def test_a_host_without_user_namespaces_gets_the_switch_named_and_nothing_run(
-    unprivileged: tuple[list[str], dict[str, str], Path], jail: JailName
-) -> None:
-    python, env, own = unprivileged
-    if shutil.which("unshare") is None:
-        pytest.skip("needs unshare to make such a host")
-    # A user namespace in which no more of them may be made, entered without any capability in it.
-    close = "echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --ambient-caps=-all --inh-caps=-all"
-    line = f"{close} {python[-1]} -m rollout.cli.main exec --state-dir {own} --jail {jail} -- id"
-    identity = ["--map-user=12345", "--map-group=12345"]
-    command = [*python[:-1], "unshare", "--user", *identity, "--keep-caps", "sh", "-c", line]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, stdin=subprocess.DEVNULL)
-    assert done.returncode == 2, done.stderr
-    assert "user.max_user_namespaces" in done.stderr
-    assert done.stdout == ""
