@@ -88,7 +88,6 @@ async def test_sockets_of_a_sibling_are_not_there_and_other_families_are_refused
         await server.kill()
 
 
-@pytest.mark.xfail(strict=True, reason="image files are bound, so that all sandboxes share their inodes")
 async def test_a_lock_on_a_file_of_the_image_is_the_sandboxs_own(arena: Arena, box: Sandbox) -> None:
     async with arena.sibling.start(python(LOCK, SHARED_FILE, "hold", timeout_s=600)) as holder:
         await wait_for(arena.sibling, "locked")
@@ -97,7 +96,6 @@ async def test_a_lock_on_a_file_of_the_image_is_the_sandboxs_own(arena: Arena, b
     assert outcome.ok, outcome
 
 
-@pytest.mark.xfail(strict=True, reason="image files are bound, so that all sandboxes share their inodes")
 async def test_a_watch_on_a_file_of_the_image_sees_no_sibling(arena: Arena, box: Sandbox) -> None:
     async with box.start(python(NOTICE, SHARED_FILE, timeout_s=PATIENCE_S)) as watcher:
         await wait_for(box, "watching")

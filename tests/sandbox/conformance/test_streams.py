@@ -1,4 +1,4 @@
-"""Output that is taken piece by piece while the command runs: the same bytes, the same counts, bounded by its reader."""
+"""Output taken piece by piece while the command runs: the same bytes, the same counts, bounded by its reader."""
 
 from __future__ import annotations
 
