@@ -62,12 +62,19 @@ _DENIED: dict[str, tuple[int | None, int | None, int]] = {
     "iopl": (172, None, errno.EPERM),
     "ioperm": (173, None, errno.EPERM),
     "uselib": (134, None, errno.ENOSYS),
+    "memfd_secret": (447, 447, errno.ENOSYS),
 }
 _CLONE = (56, 220)
 _UNSHARE = (272, 97)
 _SOCKET = (41, 198)
 _SOCKETPAIR = (53, 199)
 _IOCTL = (16, 29)
+_HUGE: tuple[tuple[tuple[int, int], int, int, int], ...] = (
+    ((9, 222), 40, 0x40000, errno.ENOMEM),  # mmap, flags, MAP_HUGETLB
+    ((319, 279), 24, 0x4, errno.ENOSYS),  # memfd_create, flags, MFD_HUGETLB
+    ((29, 194), 32, 0x800, errno.EPERM),  # shmget, flags, SHM_HUGETLB
+)
+"""Ways to the host's pool of huge pages, which no memory limit counts: call, offset of its flags, flag, answer."""
 _FIRST_UNKNOWN = 463
 """Calls from here on are newer than this table (and the x32 ABI's numbers lie above it)."""
 
@@ -96,13 +103,13 @@ def _fail(error: int) -> bytes:
     return _op(_RET, _ERRNO | error)
 
 
-def _deny_flags(mask: int) -> list[bytes]:
+def _deny_flags(mask: int, offset: int = _ARG0, error: int = errno.EPERM) -> list[bytes]:
     return [
-        _op(_LD, _ARG0),
+        _op(_LD, offset),
         _op(_AND, mask),
         _op(_JEQ, 0, 0, 1),
         _op(_RET, _ALLOW),
-        _fail(errno.EPERM),
+        _fail(error),
     ]
 
 
@@ -152,5 +159,7 @@ def build_filter(machine: str | None = None) -> bytes:
     program += _only_for(_SOCKET[column], _allow_families())
     program += _only_for(_SOCKETPAIR[column], _allow_families())
     program += _only_for(_IOCTL[column], _deny_terminal_injection())
+    for numbers, offset, flag, error in _HUGE:
+        program += _only_for(numbers[column], _deny_flags(flag, offset, error))
     program.append(_op(_RET, _ALLOW))
     return b"".join(program)

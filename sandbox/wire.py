@@ -87,6 +87,7 @@ class Tag(IntEnum):
     SHOW = 28
     DROP = 29
     READ_ONLY = 30
+    MASK = 31
     SPACE = 40
     CAPS = 41
 

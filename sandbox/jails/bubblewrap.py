@@ -1,6 +1,6 @@
 """The bubblewrap jail: from a plan of a root file system to an argument list.
 
-Owns: which namespaces, nodes and masks a jail has. Invariant: `argv` is a pure function; nothing in the jail is
+Owns: which namespaces and nodes a jail has. Invariant: `argv` is a pure function; nothing in the jail is
 writable after bubblewrap has built it (the warden mounts the writable directories later, from outside), and its
 first process is the agent.
 """
@@ -58,7 +58,6 @@ def argv(plan: JailPlan, image: Image) -> tuple[str, ...]:
         *_flatten(map(_mount, image.mounts)),
         *_flatten(("--ro-bind", source, path) for source, path in sources(image)),
         *("--proc", "/proc"),
-        *_flatten(("--ro-bind", "/dev/null", f"/proc/{name}") for name in plan.masked),
         # Single nodes: --dev would make a second user namespace, in which later mounts are refused.
         *_flatten(("--dev-bind", path, path) for path in DEVICES),
         *_flatten(("--symlink", text, path) for text, path in DEVICE_LINKS),

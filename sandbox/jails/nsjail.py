@@ -1,6 +1,6 @@
 """The nsjail jail: from a plan of a root file system to an argument list.
 
-Owns: the same namespaces, nodes and masks as the bubblewrap jail, in nsjail's words, and what the warden adds where
+Owns: the same namespaces and nodes as the bubblewrap jail, in nsjail's words, and what the warden adds where
 nsjail falls short. Invariant: `argv` is a pure function; nothing in the jail is writable before the warden mounts
 the writable directories, and its first process is the agent, which installs the system-call filter itself.
 """
@@ -85,9 +85,7 @@ def argv(plan: JailPlan, image: Image) -> tuple[str, ...]:
         *("--pass_fd", str(AGENT_FD), "--pass_fd", str(FILTER_FD)),
         *_flatten(map(_mount, image.mounts)),
         *_flatten(("--bindmount_ro", _pair(_visible(source), path)) for source, path in sources(image)),
-        # By itself nsjail mounts /proc after everything else, over the masks.
         *("--disable_proc", "--mount", "none:/proc:proc"),
-        *_flatten(("--bindmount_ro", f"/dev/null:/proc/{name}") for name in plan.masked),
         # Read-only holds for files, not for what is written to a device.
         *_flatten(("--bindmount_ro", path) for path in DEVICES),
         *_flatten(("--symlink", f"{source}:{path}") for source, path in DEVICE_LINKS),

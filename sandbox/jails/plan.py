@@ -23,8 +23,14 @@ DEVICE_LINKS = (
     ("/proc/self/fd/1", "/dev/stdout"),
     ("/proc/self/fd/2", "/dev/stderr"),
 )
-MASKABLE = ("kallsyms", "keys", "key-users", "cmdline", "timer_list", "kpagecount", "kpageflags", "config.gz")
-"""Files of /proc that tell about the host; masked where they exist."""
+VISIBLE = frozenset(
+    (
+        *("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version", "vmstat"),  # what programs read
+        *("mounts", "net", "self", "sys", "sysvipc", "thread-self"),  # each namespace's own
+    )
+)
+"""Entries of /proc that stay, beside the processes; every other tells about the host (or, like `locks`, about
+siblings), and is empty inside."""
 
 
 class JailPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +41,6 @@ class JailPlan(msgspec.Struct, frozen=True, kw_only=True):
     agent: str
     """Path of the native helper; any uid can read it."""
     masked: tuple[str, ...] = ()
-    """Files below /proc to cover; each exists on this host and any uid can read it."""
+    """Names in /proc to cover; each exists on this host and any uid can read it."""
     nice: int = 0
     """The priority that the jail starts with, and keeps."""

@@ -15,7 +15,7 @@ from sandbox.jails.views import view_items
 from sandbox.types import Limits
 from sandbox.wire import Item, Tag, number, numbered, text
 
-_OWN_INODES = 8
+_OWN_INODES = 9
 """Of a sandbox's tmpfs: its root, the writable mounts, and what the warden needs to make them."""
 _WRITABLE = (("w", "/workspace", 0o755), ("s", "/dev/shm", 0o1777), ("t", "/tmp", 0o1777))
 
@@ -30,5 +30,6 @@ def start_items(jail: Jail, plan: JailPlan, image: Image, limits: Limits, filter
     items += [number(Tag.AT, AGENT_FD), numbered(Tag.OPEN, FILTER_FD, str(filter_path)), *jail.start_items]
     options = f"size={limits.disk_bytes},nr_inodes={limits.inodes + _OWN_INODES},mode=0755"
     items += [text(Tag.TMPFS, STAGING_PATH, options), *view_items(image), text(Tag.DROP, AGENT_PATH)]
+    items += [text(Tag.MASK, f"/proc/{name}") for name in plan.masked]
     items += [numbered(Tag.BIND, mode, name, target) for name, target, mode in _WRITABLE]
     return items

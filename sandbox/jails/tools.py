@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from sandbox.images.types import Image
 from sandbox.jails import bubblewrap, nsjail
-from sandbox.jails.plan import MASKABLE, JailPlan
+from sandbox.jails.plan import VISIBLE, JailPlan
 from sandbox.stage import stage_tool
 from sandbox.types import JailName
 from sandbox.wire import Item
@@ -49,14 +49,16 @@ def make_plan(jail: JailName, state_dir: Path, agent: Path, tool: str | None) ->
     return JailPlan(
         tool=tool or str(stage_tool(state_dir, jail)),
         agent=str(agent),
-        masked=tuple(name for name in MASKABLE if _is_public(f"/proc/{name}")),
+        masked=tuple(name for name in sorted(os.listdir("/proc")) if _tells_about_host(name)),
         nice=os.getpriority(os.PRIO_PROCESS, 0),
     )
 
 
-def _is_public(path: str) -> bool:
-    """A file that only root can read is closed already: the host's root does not exist inside."""
+def _tells_about_host(name: str) -> bool:
+    """Is it neither a process's nor harmless? What only root can read is closed: the host's root is nobody inside."""
+    if name.isdigit() or name in VISIBLE:
+        return False
     try:
-        return bool(os.stat(path).st_mode & 0o004)
+        return bool(os.lstat(f"/proc/{name}").st_mode & 0o004)
     except FileNotFoundError:
         return False

@@ -28,7 +28,8 @@
 #define ATTR_NODEV 4
 #define PATH_BYTES 4096
 /* In the root of the tmpfs, which is reachable while the mounts are made and never again: */
-#define EMPTY ".empty"     /* the second lower directory of every overlay */
+#define EMPTY ".empty"     /* read-only: the second lower directory of every overlay, and a mask */
+#define EMPTY_FILE ".empty-file" /* likewise */
 #define VIEW ".view"       /* where overlays are mounted, one over the other */
 #define OLD ".old"         /* what is to go, one mount over the other */
 #define OLD_FILE ".old-file"
@@ -66,9 +67,19 @@ static int seal(const struct wire_entry *entry)
     return set_attributes(wire_string(entry), 0, 0, ATTR_NODEV);
 }
 
+/* What is bound from a read-only bind is read-only too. */
+static int make_read_only(const char *path)
+{
+    unsigned long flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC;
+
+    return mount(path, path, NULL, MS_BIND, NULL) < 0
+               ? -1
+               : mount(NULL, path, NULL, MS_REMOUNT | MS_BIND | flags, NULL);
+}
+
 static int make_tmpfs(const struct wire_entry *entry)
 {
-    static const char *const places[] = {EMPTY, VIEW, OLD};
+    static const char *const places[] = {EMPTY, VIEW, OLD, EMPTY_FILE, OLD_FILE};
     const char *options;
     char path[PATH_BYTES];
 
@@ -76,10 +87,13 @@ static int make_tmpfs(const struct wire_entry *entry)
         return -1;
     if (mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0)
         return -1;
-    for (unsigned i = 0; i < sizeof places / sizeof *places; i++)
-        if (in_base(path, places[i], "") < 0 || mkdir(path, 0555) < 0)
+    for (int i = 0; i < 5; i++)
+        if (in_base(path, places[i], "") < 0 ||
+            (i < 3 ? mkdir(path, 0555) : mknod(path, S_IFREG | 0444, 0)) < 0)
             return -1;
-    return in_base(path, OLD_FILE, "") < 0 ? -1 : mknod(path, S_IFREG | 0444, 0);
+    if (in_base(path, EMPTY, "") < 0 || make_read_only(path) < 0)
+        return -1;
+    return in_base(path, EMPTY_FILE, "") < 0 ? -1 : make_read_only(path);
 }
 
 /* Binds a new directory of the tmpfs over its target. */
@@ -108,6 +122,21 @@ static int drop(const char *target)
     if (stat(target, &info) < 0 || in_base(path, S_ISDIR(info.st_mode) ? OLD : OLD_FILE, "") < 0)
         return -1;
     return mount(target, path, NULL, MS_MOVE, NULL);
+}
+
+/* Hides what tells about the host; it may have gone with a kernel module since the engine looked. */
+static int mask(const char *target)
+{
+    struct stat info;
+    char path[PATH_BYTES];
+
+    if (target == NULL)
+        return errno = EPROTO, -1;
+    if (stat(target, &info) < 0)
+        return errno == ENOENT ? 0 : -1;
+    if (in_base(path, S_ISDIR(info.st_mode) ? EMPTY : EMPTY_FILE, "") < 0)
+        return -1;
+    return mount(path, target, NULL, MS_BIND, NULL);
 }
 
 /* The directory is named as "." so that the mount table inside tells no path of the host. */
@@ -161,6 +190,8 @@ static int apply(const struct wire_entry *entry)
         return enter_overlay(entry);
     case TAG_SHOW:
         return show(entry);
+    case TAG_MASK:
+        return mask(path);
     case TAG_DROP:
         return drop(path);
     case TAG_BIND:

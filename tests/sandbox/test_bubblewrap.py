@@ -39,9 +39,8 @@ def test_nothing_of_the_host_is_bound_for_writing() -> None:
     assert words[words.index("--remount-ro") + 1] == "/"
 
 
-def test_the_image_and_the_masks_are_mounted_as_they_say() -> None:
+def test_the_image_is_mounted_as_it_says() -> None:
     joined = " ".join(argv(PLAN, IMAGE))
     assert "--ro-bind /usr /usr" in joined
     assert "--symlink usr/bin /bin" in joined
-    assert joined.index("--proc /proc") < joined.index("--ro-bind /dev/null /proc/kallsyms")
     assert joined.endswith("-- /.rollout/agent agent 3")

@@ -58,11 +58,18 @@ def call(machine: str, number: int, *args: int, arch: int | None = None) -> int:
         ("x86_64", 16, (0, 0x5412), ERRNO | errno.EPERM),  # ioctl TIOCSTI
         ("x86_64", 16, (0, 0x5401), ALLOW),
         ("x86_64", 425, (), ERRNO | errno.ENOSYS),  # io_uring_setup
+        ("x86_64", 9, (0, 4096, 3, 0x22), ALLOW),  # mmap
+        ("x86_64", 9, (0, 4096, 3, 0x40022), ERRNO | errno.ENOMEM),  # mmap of huge pages
+        ("x86_64", 319, (0, 1), ALLOW),  # memfd_create
+        ("x86_64", 319, (0, 5), ERRNO | errno.ENOSYS),  # memfd_create of huge pages
+        ("x86_64", 29, (0, 4096, 0o1600), ALLOW),  # shmget
+        ("x86_64", 29, (0, 4096, 0o5600), ERRNO | errno.EPERM),  # shmget of huge pages
         ("x86_64", 9999, (), ERRNO | errno.ENOSYS),
         ("x86_64", 0x40000027, (), ERRNO | errno.ENOSYS),  # x32
         ("aarch64", 172, (), ALLOW),  # getpid
         ("aarch64", 40, (), ERRNO | errno.EPERM),  # mount
         ("aarch64", 220, (0x20000011,), ERRNO | errno.EPERM),  # clone
+        ("aarch64", 222, (0, 4096, 3, 0x40022), ERRNO | errno.ENOMEM),  # mmap of huge pages
         ("aarch64", 198, (38, 5, 0), ERRNO | errno.EAFNOSUPPORT),  # ALG
     ],
 )
