@@ -63,8 +63,9 @@ try: socket.create_connection(("192.0.2.1", 80), timeout=5)
 except OSError as error: print(errno.errorcode[error.errno])
 server = socket.create_server(("127.0.0.1", 0)); socket.create_connection(server.getsockname()); print("loopback")
 for path in ("/proc/kallsyms", "/root", "/home", "/proc/1/environ", "/proc/1/fd"):
-    try: print("open", path, os.listdir(path) if os.path.isdir(path) else open(path).read())
-    except OSError: pass
+    try: told = os.listdir(path) if os.path.isdir(path) else open(path).read()
+    except OSError: continue
+    if told: print("told", path)
 try: os.unshare
 except AttributeError: pass
 """

@@ -275,7 +275,7 @@ async def test_what_one_sandbox_leaves_for_all_is_found_by_itself_alone(box: San
     assert queue == "ENOENT"
     assert (shared, scratch, locks, names) == ([], [], "", 0)
     assert abstract == "ECONNREFUSED"
-    assert len(processes) == 2, "the agent and the one that asks"
+    assert len(processes) <= 3, "the agent, the one that asks, and (without cgroups) its keeper"
     counts, keys, queue, shared, scratch, _, abstract, names, processes = await ask(box, FIND)
     assert counts == {"shm": 1, "msg": 1, "sem": 1}, "the probe sees what is there"
     assert (shared, scratch, abstract) == (["rollout"], ["rollout"], "ok")
