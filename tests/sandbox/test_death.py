@@ -1,150 +1,132 @@
-"""Whoever dies, nothing is left: engine, warden or both killed while sandboxes start, run and close."""
+"""Whoever dies, whatever the sandboxes are doing, nothing is left: no restart is needed, and who survives is told."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
+import msgspec
 import pytest
 
 from sandbox.errors import SandboxDiedError, SandboxError
 from sandbox.host import SandboxConfig, SandboxHost
+from sandbox.processes import ProcessInfo, inspect, snapshot, with_descendants
 from sandbox.state import reconcile
 from sandbox.types import Command, JailName, SandboxSpec
+from tests.sandbox.mortal_engine import Plan
+from tests.sandbox.mortals import mortal_engine
+from tests.sandbox.soak_deaths import kill_often
+from tests.sandbox.waiting import until, wait_until
 
-REPOSITORY = Path(__file__).resolve().parent.parent.parent
-SCRIPT = Path(__file__).with_name("engine_process.py")
-BACKENDS = ["auto", "none"]
-
-
-def processes_with(mark: str) -> list[int]:
-    """Host processes whose command line has that word."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"sleep" in words and mark.encode() in words:
-                found.append(int(entry.name))
-    return found
+LIMIT_S = {"warden": 2.0, "engine": 2.0, "both": 1.0, "both-reversed": 1.0}
+"""The promise, for each victim."""
+AGAIN_S = 0.05
+TRUE = Command(argv=("true",))
 
 
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+class Someone(NamedTuple):
+    """Whose engine it is, and what holds its processes together."""
+
+    state_dir: Path
+    backend: str
+    python: Sequence[str] | None = None
+    env: Mapping[str, str] | None = None
 
 
-def children_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+@pytest.fixture(params=["auto", "none", "unprivileged"])
+def someone(
+    request: pytest.FixtureRequest, state_dir: Path, unprivileged: tuple[list[str], dict[str, str], Path]
+) -> Someone:
+    """This user with what the host has, this user without cgroups, and somebody without any privilege."""
+    if request.param != "unprivileged":
+        return Someone(state_dir, request.param)
+    if os.geteuid() != 0:
+        pytest.skip("environment: this user has no privileges already")
+    python, env, own = unprivileged
+    return Someone(own, "auto", python, env)
 
 
-def wait_until(condition: Callable[[], bool], limit_s: float = 10) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "still not so"
-        time.sleep(0.01)
+def family_of(host: SandboxHost) -> list[ProcessInfo]:
+    """Its warden, and everything below that."""
+    return with_descendants([host._warden.pid], snapshot())
 
 
-class Engine:
-    """A started engine process, its warden and its cgroups."""
-
-    def __init__(
-        self,
-        state_dir: Path,
-        backend: str,
-        mark: str,
-        jail: str,
-        python: Sequence[str] = (sys.executable,),
-        **variables: str,
-    ) -> None:
-        argv = [*python, str(SCRIPT), str(state_dir), backend, mark, jail]
-        env = variables or {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env)
-        assert self.process.stdout is not None
-        words = self.process.stdout.readline().split()
-        self.process.stdout.close()
-        self.warden, self.roots = int(words[0]), words[1:]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+def plan(someone: Someone, jail: JailName, *states: str) -> Plan:
+    made = Plan(state_dir=str(someone.state_dir), backend=someone.backend, jail=jail, mark=f"3{os.getpid()}")
+    return msgspec.structs.replace(made, states=states) if states else made
 
 
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except OSError:
-        return True
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_killed_engine_leaves_no_process_no_cgroup_and_no_record(
-    state_dir: Path, backend: str, jail: JailName
+@pytest.mark.parametrize("victim", LIMIT_S)
+def test_nothing_is_left_whoever_dies_and_whatever_the_sandboxes_are_doing(
+    someone: Someone, jail: JailName, victim: str
 ) -> None:
-    mark = f"3{os.getpid()}.1"
-    engine = Engine(state_dir, backend, mark, jail)
-    wait_until(lambda: len(processes_with(mark)) == 9)
-    time.sleep(0.02 * (os.getpid() % 7))  # some moment of the churn
-    engine.kill()
-    wait_until(lambda: not processes_with(mark), 2)
-    wait_until(lambda: gone(engine.warden) and not any(map(os.path.exists, engine.roots)))
-    assert reconcile(state_dir) == []
-
-
-def test_an_unprivileged_engine_that_is_killed_leaves_nothing_either(
-    unprivileged: tuple[list[str], dict[str, str], Path], jail: JailName
-) -> None:
-    python, env, state_dir = unprivileged
-    mark = f"3{os.getpid()}.5"
-    engine = Engine(state_dir, "auto", mark, jail, python, **env)
-    wait_until(lambda: len(processes_with(mark)) == 9)
-    engine.kill()
-    wait_until(lambda: not processes_with(mark), 2)
-    wait_until(lambda: gone(engine.warden))
-    assert reconcile(state_dir) == []
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_engine_and_warden_killed_together_leave_no_process_and_the_next_start_cleans_up(
-    state_dir: Path, backend: str, jail: JailName
-) -> None:
-    mark = f"3{os.getpid()}.2"
-    engine = Engine(state_dir, backend, mark, jail)
-    beside = Engine(state_dir, backend, mark + "9", jail)
-    os.kill(engine.warden, signal.SIGKILL)
-    engine.kill()
-    wait_until(lambda: not processes_with(mark), 2)
-    reconcile(state_dir)
-    assert not any(map(os.path.exists, engine.roots))
-    assert all(map(os.path.exists, beside.roots))
-    assert len(processes_with(mark + "9")) == 9
-    beside.kill()
-    wait_until(lambda: not processes_with(mark + "9"), 2)
-    wait_until(lambda: not any(map(os.path.exists, beside.roots)))
+    """Idle, busy, frozen (or stopped, where nothing freezes), in a fork storm, and starting and closing."""
+    what = plan(someone, jail)
+    with mortal_engine(what, someone.python, someone.env) as engine:
+        engine.stop_some()
+        assert len(engine.jailed()) > len(what.states)
+        engine.kill(victim)
+        wait_until(lambda: not engine.processes_left(), LIMIT_S[victim])
+        time.sleep(AGAIN_S)  # what forked while we looked would be seen now
+        assert engine.processes_left() == []
+        if victim == "warden":
+            assert engine.faults() == dict.fromkeys((f"{state} 0" for state in what.states), "SandboxDiedError")
+            assert engine.processes_left() == []
+        if victim == "engine":
+            wait_until(lambda: not engine.traces(), LIMIT_S[victim])
+    reconcile(someone.state_dir)  # as the next engine does when it starts
+    assert engine.traces() == []
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_killed_warden_is_a_fault_in_every_sandbox_and_leaves_nothing(
+@pytest.mark.parametrize("backend", ["auto", "none"])
+async def test_the_next_start_cleans_up_after_both_and_an_engine_beside_them_loses_nothing(
     state_dir: Path, backend: str, jail: JailName
 ) -> None:
-    mark = f"3{os.getpid()}.3"
+    someone = Someone(state_dir, backend)
     config = SandboxConfig(state_dir=str(state_dir), cgroup_backend=backend)  # type: ignore[arg-type]
-    async with SandboxHost.start(config) as host:
+    with (
+        mortal_engine(plan(someone, jail, "busy", "frozen", "answering")) as beside,
+        mortal_engine(plan(someone, jail)) as engine,
+    ):
+        mine = {(info.pid, info.started) for info in beside.jailed()}
+        engine.kill("both")
+        async with SandboxHost.start(config) as host:
+            assert host._slot.number == engine.ready.slot  # its place, and so its numbers, are free
+            await until(lambda: not engine.processes_left(), 1)
+            assert not any(map(os.path.exists, engine.ready.roots))
+            async with host.acquire(SandboxSpec(jail=jail)) as box:
+                assert (await box.run(TRUE)).ok
+        assert {(info.pid, info.started) for info in beside.jailed()} == mine
+        assert all(map(os.path.exists, beside.ready.roots))
+        assert beside.answers("still here")
+
+
+def test_engines_killed_at_random_moments_leave_nothing(state_dir: Path) -> None:
+    """`scripts/soak deaths` does it two hundred times."""
+    kills = kill_often(state_dir, 10, os.getpid(), print)
+    assert [kill for kill in kills if kill.left] == []
+
+
+@pytest.mark.anyio
+async def test_after_the_wardens_death_everything_is_refused_and_the_end_is_clean(
+    state_dir: Path, jail: JailName
+) -> None:
+    async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir))) as host:
         async with host.acquire(SandboxSpec(jail=jail)) as box:
-            await box.run(Command(argv=("sh", "-c", f"sleep {mark} &")))
-            async with box.start(Command(argv=("sleep", mark))) as process:
+            async with box.start(Command(argv=("sleep", "600"), timeout_s=600)) as process:
+                family = family_of(host)
                 os.kill(host._warden.pid, signal.SIGKILL)
-                with pytest.raises(SandboxDiedError), anyio.fail_after(5):
+                with pytest.raises(SandboxDiedError):
                     await process.wait()
-        wait_until(lambda: not processes_with(mark), 2)
+                await until(lambda: all(inspect(info.pid) is None for info in family), 2)
+            with pytest.raises(SandboxDiedError):
+                await box.read_file("x", 1)
         with pytest.raises(SandboxError):
             async with host.acquire(SandboxSpec(jail=jail)):
                 pass
@@ -153,19 +135,15 @@ async def test_a_killed_warden_is_a_fault_in_every_sandbox_and_leaves_nothing(
 
 @pytest.mark.anyio
 async def test_a_sandbox_whose_agent_dies_is_a_fault_and_its_siblings_live(state_dir: Path, jail: JailName) -> None:
-    mark = f"3{os.getpid()}.4"
     async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir))) as host:
         async with host.acquire(SandboxSpec(jail=jail)) as sibling:
             async with host.acquire(SandboxSpec(jail=jail)) as box:
-                async with box.start(Command(argv=("sleep", mark))) as process:
-                    wait_until(lambda: bool(processes_with(mark)))
-                    agent = parent_of(processes_with(mark)[0])
-                    if host.backend.name == "none":  # a keeper stands between
-                        agent = parent_of(agent)
-                    os.kill(agent, signal.SIGKILL)
+                agents = [info for info in family_of(host) if info.name == "rollout-agent"]
+                async with box.start(Command(argv=("sleep", "600"), timeout_s=600)) as process:
+                    os.kill(max(agents, key=lambda info: (info.started, info.pid)).pid, signal.SIGKILL)
                     with pytest.raises(SandboxDiedError), anyio.fail_after(5):
                         await process.wait()
-            assert not processes_with(mark)
+            await until(lambda: not any(info.words[:1] == ("sleep",) for info in family_of(host)))
             assert (await sibling.run(Command(argv=("true",)))).ok
         async with host.acquire(SandboxSpec(jail=jail)) as box:
             assert (await box.run(Command(argv=("true",)))).ok
@@ -179,4 +157,4 @@ async def test_cancelling_a_start_leaves_nothing_half_built(state_dir: Path, jai
                 async with host.acquire(SandboxSpec(jail=jail)):
                     pass
         assert host.num_live == 0
-        wait_until(lambda: children_of(host._warden.pid) == [])
+        await until(lambda: len(family_of(host)) == 1)
