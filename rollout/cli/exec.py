@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import argparse
 import base64
-import os
 import re
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rollout.cli.output import OutputError, ReaderGoneError, print_json, write_descriptor, write_stdout
+from rollout.cli.output import print_json
 from rollout.files import read_file
 from sandbox.cgroup.types import LIMIT_NAMES
 from sandbox.errors import ConfigError
@@ -35,7 +33,6 @@ _EPILOG = """exit status:
 sizes: 64M, 1.5G, 512KiB (1024s; KB, MB, GB are 1000s).  durations: 5, 500ms, 10m.
 """
 _PROMISES = (*LIMIT_NAMES, IMAGE_ISOLATION)
-_PUMP_BYTES = 64 * KIB
 _MAX_WORKSPACE_FILE_BYTES = 256 * MIB
 _MAX_NAME_BYTES = 255
 _MAX_PATH_BYTES = 4000
@@ -66,7 +63,11 @@ def add_parser(subparsers: Any) -> None:
         ("--file-size", format_size(defaults.file_size_bytes), "largest single file"),
         ("--open-files", f"{defaults.open_files}", "descriptors of one process"),
         ("--timeout", "30", "wall time; then everything it started is killed"),
-        ("--output-limit", "1 MiB", "kept of stdout and of stderr (head and tail); 64 times as much ends the command"),
+        (
+            "--output-limit",
+            "1 MiB",
+            "kept of stdout and of stderr: the head, shown as it comes, and the tail; 64 times as much ends it",
+        ),
     ):
         parser.add_argument(flag, metavar="N", help=f"{meaning} (default: {default})")
     parser.add_argument("--cpu-time", metavar="N", help="CPU seconds of the command (default: no limit)")
@@ -96,21 +97,16 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run it; returns the exit status that `_EPILOG` describes."""
+    from rollout.cli.live import run_once
+
     spec = spec_from(arguments)
     command = command_from(arguments)
     files = workspace_files(arguments.workspace_file)
     has_stdin = not arguments.json and sys.stdin is not None and not sys.stdin.isatty()
-    outcome = _run_in_sandbox(arguments.state_dir, spec, command, files, has_stdin)
+    outcome = run_once(arguments.state_dir, spec, command, files, has_stdin=has_stdin, live=not arguments.json)
     if arguments.json:
         print_json(outcome_object(outcome, spec))
         return 0
-    write_stdout(outcome.stdout)
-    try:
-        write_descriptor(sys.stderr.fileno(), outcome.stderr)
-    except BrokenPipeError:
-        raise ReaderGoneError from None
-    except OSError as error:
-        raise OutputError(f"stderr cannot be written: {error.strerror}") from None
     for line in remarks(outcome, spec, command):
         print(f"rollout exec: {line}", file=sys.stderr)
     return exit_status(outcome)
@@ -246,51 +242,6 @@ def outcome_object(outcome: Outcome, spec: SandboxSpec) -> dict[str, Any]:
     result["jail"] = spec.jail
     result["limits"] = {field: getattr(spec.limits, field) for field in spec.limits.__struct_fields__}
     return result
-
-
-def _run_in_sandbox(
-    state_dir: Path | None, spec: SandboxSpec, command: Command, files: list[tuple[str, bytes]], has_stdin: bool
-) -> Outcome:
-    import anyio
-
-    from sandbox.host import SandboxConfig, SandboxHost
-
-    async def run_once() -> Outcome:
-        async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir) if state_dir else None)) as host:
-            async with host.acquire(spec) as box:
-                for path, data in files:
-                    await box.write_file(path, data)
-                if not has_stdin:
-                    return await box.run(command)
-                reading = _stdin_pipe()
-                try:
-                    async with box.start(command, fds=(reading,)) as process:
-                        return await process.wait()
-                finally:
-                    os.close(reading)
-
-    return anyio.run(run_once, backend="asyncio", backend_options={"use_uvloop": True})
-
-
-def _stdin_pipe() -> int:
-    """The reading end of a pipe that carries our standard input as it comes.
-
-    A pipe, since a descriptor of our own could be opened again, for writing, from inside. The thread that feeds it
-    may wait for input for ever, and dies with this process.
-    """
-    reading, writing = os.pipe2(os.O_CLOEXEC)
-    threading.Thread(target=_pump, args=(sys.stdin.fileno(), writing), daemon=True, name="stdin").start()
-    return reading
-
-
-def _pump(source: int, target: int) -> None:
-    try:
-        while data := os.read(source, _PUMP_BYTES):
-            write_descriptor(target, data)
-    except OSError:
-        return  # the command does not read any more, or our input is not readable
-    finally:
-        os.close(target)
 
 
 def _kill_output_bytes(command: Command) -> int:

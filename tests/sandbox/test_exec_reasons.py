@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -206,6 +207,58 @@ def test_an_input_that_never_ends_holds_nothing_up(state_dir: Path) -> None:
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def test_output_and_input_pass_while_the_command_runs(state_dir: Path) -> None:
+    script = "while read -r x; do echo got $x; echo err $x >&2; done; echo end"
+    command = [
+        sys.executable,
+        "-m",
+        "rollout.cli.main",
+        "exec",
+        "--state-dir",
+        str(state_dir),
+        "--",
+        "sh",
+        "-c",
+        script,
+    ]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for word in (b"one", b"two"):
+            process.stdin.write(word + b"\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"got " + word + b"\n"
+            assert process.stderr.readline() == b"err " + word + b"\n"
+        assert process.communicate(timeout=20)[0] == b"end\n"
+    assert process.returncode == 0
+
+
+def test_a_long_output_is_shown_by_its_head_and_tail_and_what_is_missing_is_said(state_dir: Path) -> None:
+    done = rollout(state_dir, "--output-limit", "1001", *shell("seq 1000; seq 1000 >&2"))
+    whole = b"".join(b"%d\n" % i for i in range(1, 1001))
+    assert done.stdout == whole[:501] + whole[-500:]
+    assert done.stderr.startswith(whole[:501] + whole[-500:])
+    assert b"stdout shortened" in done.stderr
+
+
+def test_a_reader_that_goes_away_ends_a_command_that_would_never_end(state_dir: Path) -> None:
+    script = f"{sys.executable} -m rollout.cli.main exec --state-dir {state_dir} --timeout 60 -- yes | head -n 1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, b"y\n")
+
+
+def test_an_interrupt_ends_it_though_nobody_reads_its_output(state_dir: Path) -> None:
+    command = [sys.executable, "-m", "rollout.cli.main", "exec", "--state-dir", str(state_dir), "--", "yes"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(2) == b"y\n"
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=20)  # with the pipe full and open
+        assert process.returncode == 130
 
 
 def test_a_workspace_file_and_a_variable_arrive(execute: Exec, state_dir: Path) -> None:
