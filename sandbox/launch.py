@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from sandbox.errors import ConfigError, ProtocolError
+from sandbox.errors import ConfigError, ProtocolError, SandboxError
+from sandbox.link import FrameLink
 from sandbox.process import Process
 from sandbox.rlimits import cpu_items
 from sandbox.types import Command
-from sandbox.wire import MAX_STRINGS, Item, Kind, Tag, encode, number, text
+from sandbox.wire import MAX_FDS, MAX_STRINGS, Item, Kind, Tag, encode, number, text
 
 
 def check_modes(command: Command, num_fds: int, stdin: str, output: str) -> None:
@@ -53,14 +54,47 @@ def run_frame(
         raise ConfigError("command.argv", f"{len(command.argv)} words", str(error)) from None
 
 
-def attach_stdio(
-    process: Process, command: Command, fds: Sequence[int], theirs: list[int], *, piped: bool
-) -> list[int]:
-    """The descriptors that become the command's 0, 1, 2 …: those passed, and pipes for the rest.
+async def send_run(
+    link: FrameLink,
+    frame: bytes,
+    process: Process,
+    command: Command,
+    fds: Sequence[int],
+    joins: Sequence[str],
+    *,
+    piped: bool,
+) -> None:
+    """Sends a request to run with its descriptors: the standard streams, and the cgroups to join.
 
     Args:
-        theirs: gets the ends that were made here for the command, to be closed once they are sent.
-        piped: the caller will write to its stdin.
+        joins: `cgroup.procs` files.
+        piped: the caller will write to the command's stdin.
+
+    Raises:
+        ConfigError: more descriptors than a frame carries.
+        SandboxDiedError: the sandbox has ended.
+        SandboxError: no descriptors are left.
+    """
+    theirs: list[int] = []
+    try:
+        attached = _attach_stdio(process, command, fds, theirs, piped)
+        for path in joins:
+            theirs.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+            attached.append(theirs[-1])
+        if len(attached) > MAX_FDS:
+            raise ConfigError("fds", len(fds), f"at most {MAX_FDS - 5} descriptors")
+        await link.send(frame, attached)
+    except OSError as error:
+        raise SandboxError(f"no descriptors for a command: {error.strerror}") from error
+    finally:
+        for fd in theirs:
+            os.close(fd)
+
+
+def _attach_stdio(process: Process, command: Command, fds: Sequence[int], theirs: list[int], piped: bool) -> list[int]:
+    """The descriptors that become the command's 0, 1, 2 …: those passed, and pipes for the rest.
+
+    `theirs` gets the ends that were made here for the command, to be closed once they are sent.
     """
     attached = list(fds)
     for index in range(len(fds), 3):

@@ -43,6 +43,7 @@ class FrameLink:
         self._turn = anyio.Lock()
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(end.fileno(), self._readable)
+        self._late: set[asyncio.Future[None]] = set()
         self.open = True
 
     def send_nowait(self, frame: bytes, fds: Sequence[int] = ()) -> bool:
@@ -88,6 +89,24 @@ class FrameLink:
                     await anyio.wait_writable(self._socket)
                 except anyio.ClosedResourceError:
                     raise SandboxDiedError("the socket was closed") from None
+
+    def post(self, frame: bytes) -> None:
+        """Sends a frame that nobody waits for, at once or as soon as the socket has room."""
+        try:
+            if self.send_nowait(frame):
+                return
+        except SandboxDiedError:
+            return  # its end is reported by `on_end`
+        task = asyncio.ensure_future(self._send_late(frame))
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
+
+    async def _send_late(self, frame: bytes) -> None:
+        """Ends with the socket at the latest."""
+        try:
+            await self.send(frame)
+        except SandboxDiedError:
+            return
 
     def _readable(self) -> None:
         for _ in range(_FRAMES_PER_TURN):

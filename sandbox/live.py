@@ -124,3 +124,36 @@ class StdinPipe:
     def disown(self) -> list[int]:
         """See `sandbox.forks`."""
         return [] if self._fd < 0 else [self._fd]
+
+
+class ReadingEnd:
+    """The reading end of a pipe that a transfer comes through.
+
+    Args:
+        fd: non-blocking read end; owned from now on.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    async def read(self) -> bytes:
+        """What is there, at most 64 KiB, waiting until there is something; empty at the end."""
+        while True:
+            try:
+                return self.read_now()
+            except BlockingIOError:
+                await anyio.wait_readable(self._fd)
+
+    def read_now(self) -> bytes:
+        """The same; BlockingIOError where there is nothing."""
+        return os.read(self._fd, READ_BYTES)
+
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        return [] if self._fd < 0 else [self._fd]
+
+    def close(self) -> None:
+        """Closes it; who still writes gets EPIPE. Idempotent."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)

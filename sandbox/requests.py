@@ -15,6 +15,7 @@ import anyio
 
 from sandbox.cgroup.types import CgroupSet
 from sandbox.errors import SandboxDiedError, SandboxError
+from sandbox.forks import Owner
 from sandbox.freezer import Freezer
 from sandbox.link import FrameLink
 from sandbox.wire import Frame, Item, Kind, Tag, encode, number
@@ -32,7 +33,6 @@ class Requests:
     Args:
         take_ident: numbers a request.
         limits: resource limits of every helper.
-        tell: sends a frame that nobody waits for.
         unreported: gets the leaf of a helper whose end nobody reports (yet), by the number of its request.
     """
 
@@ -42,7 +42,6 @@ class Requests:
         take_ident: Callable[[], int],
         cgroups: CgroupSet,
         limits: Sequence[Item],
-        tell: Callable[[bytes], None],
         freezer: Freezer,
         unreported: dict[int, str],
     ) -> None:
@@ -50,11 +49,11 @@ class Requests:
         self._take_ident = take_ident
         self._cgroups = cgroups
         self._limits = limits
-        self._tell = tell
         self._freezer = freezer
         self._unreported = unreported
         self._answers: dict[int, Answer] = {}
         self._ends: dict[int, End] = {}
+        self._pipes: list[Owner] = []
 
     def answered(self, frame: Frame, fds: list[int]) -> bool:
         """Hands a frame to the one who waits for it; False where its descriptors are still the caller's."""
@@ -66,6 +65,10 @@ class Requests:
             return False
         answer.set_result((frame, fds))
         return True
+
+    def disown(self) -> list[int]:
+        """See `sandbox.forks`."""
+        return [fd for pipe in self._pipes for fd in pipe.disown()]
 
     def drop(self, why: str) -> None:
         """The sandbox has ended: every waiter gets `SandboxDiedError`."""
@@ -101,11 +104,14 @@ class Requests:
             del self._answers[ident]
 
     @asynccontextmanager
-    async def helper(self, kind: Kind, items: Sequence[Item], theirs: Sequence[int]) -> AsyncIterator[End]:
+    async def helper(
+        self, kind: Kind, items: Sequence[Item], theirs: Sequence[int], ours: Sequence[Owner]
+    ) -> AsyncIterator[End]:
         """Runs a helper process inside; leaving kills it where it still runs, and waits until it is dead.
 
         Args:
             theirs: its descriptors; closed here in any case.
+            ours: the other ends, which are the caller's to close.
 
         Yields:
             what tells its end: the agent's frame.
@@ -119,6 +125,7 @@ class Requests:
         leaf: str | None = None
         sent = False
         fds = list(theirs)
+        self._pipes += ours
         try:
             try:
                 leaf = self._cgroups.take_leaf()
@@ -138,6 +145,7 @@ class Requests:
             if sent and not end.done() and self._link.open:
                 await self._kill(ident, leaf, end)
             self._ends.pop(ident, None)
+            self._pipes = [pipe for pipe in self._pipes if pipe not in ours]
             if end.done() and not end.cancelled():
                 end.exception()  # seen: a waiter that was cancelled meanwhile does not look any more
             if leaf is not None and self._link.open:
@@ -150,7 +158,7 @@ class Requests:
         if leaf is not None:
             with suppress(FileNotFoundError):  # it vanished with the warden: dead already
                 self._cgroups.kill_leaf(leaf)
-        self._tell(encode(Kind.KILL, ident))
+        self._link.post(encode(Kind.KILL, ident))
         if self._freezer.frozen:
             return  # killed, or killed before it does anything
         with anyio.move_on_after(_CLEAN_UP_S, shield=True):

@@ -6,37 +6,30 @@ inside, by the agent; what comes out is checked again here.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import anyio
 
+from sandbox.archive.caps import Caps
+from sandbox.archive.pipes import fetch_tree, upload_tar, upload_tree
 from sandbox.cgroup.types import CgroupSet
-from sandbox.errors import (
-    ConfigError,
-    ProtocolError,
-    SandboxDiedError,
-    SandboxError,
-    SandboxFrozenError,
-    TransferError,
-)
+from sandbox.errors import ConfigError, ProtocolError, SandboxDiedError, SandboxError, SandboxFrozenError
 from sandbox.forks import Owner
 from sandbox.freezer import Freezer
 from sandbox.kept import KeptStreams
-from sandbox.launch import attach_stdio, check_modes, run_frame
+from sandbox.launch import check_modes, run_frame, send_run
 from sandbox.link import FrameLink
 from sandbox.process import Process
 from sandbox.requests import Requests
 from sandbox.rlimits import limit_items
-from sandbox.streams import Feed
-from sandbox.transfer import absolute, check_put, open_pipe, read_passed
-from sandbox.types import Command, Outcome, Reason, SandboxSpec, SandboxUsage
+from sandbox.transfer import absolute, get_file, put_file
+from sandbox.types import Command, Outcome, Reason, SandboxSpec, SandboxUsage, Skipped, TarDownload, TarReport
 from sandbox.usage import begin, measure
-from sandbox.wire import MAX_FDS, Frame, Kind, Tag, encode, number, text
+from sandbox.wire import Frame, Kind, Tag, encode, number
 
 MINIMAL_ENV = {
     "HOME": "/workspace",
@@ -45,7 +38,6 @@ MINIMAL_ENV = {
     "PYTHONHASHSEED": "0",
 }
 _CLEAN_UP_S = 15.0
-_PUT_TIMEOUT_S = 60.0
 
 
 class Sandbox:
@@ -66,7 +58,6 @@ class Sandbox:
         self._running: dict[int, Process] = {}
         self._unreported: dict[int, str] = {}  # leaves of what was killed while all stood still
         self._kept = KeptStreams()
-        self._late: set[asyncio.Future[None]] = set()
         self._next_ident = 0
         self.num_commands = 0
         """Started so far."""
@@ -74,9 +65,7 @@ class Sandbox:
         self._closed = False
         begin(cgroups)
         self._link = FrameLink(end, self._on_frame, self._on_end)
-        self._requests = Requests(
-            self._link, self._take_ident, cgroups, self._limits, self._tell, self._freezer, self._unreported
-        )
+        self._requests = Requests(self._link, self._take_ident, cgroups, self._limits, self._freezer, self._unreported)
 
     @property
     def why_died(self) -> str | None:
@@ -137,7 +126,7 @@ class Sandbox:
         """See `sandbox.forks`."""
         self._closed = True
         self._freezer.disown()
-        parts: list[Owner] = [self._link, self._kept, *self._running.values()]
+        parts: list[Owner] = [self._link, self._kept, self._requests, *self._running.values()]
         return [fd for part in parts for fd in part.disown()]
 
     def _require_alive(self) -> None:
@@ -290,50 +279,21 @@ class Sandbox:
         process.alone = alone
         self._running[ident] = process
         self.num_commands += 1
-        theirs: list[int] = []
+        joins = self._cgroups.join_files(leaf) if leaf is not None else ()
         try:
-            attached = attach_stdio(process, command, fds, theirs, piped=piped)
-            for path in self._cgroups.join_files(leaf) if leaf is not None else ():
-                theirs.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
-                attached.append(theirs[-1])
-            if len(attached) > MAX_FDS:
-                raise ConfigError("fds", len(fds), f"at most {MAX_FDS - 5} descriptors")
-            await self._link.send(frame, attached)
-        except BaseException as error:
+            await send_run(self._link, frame, process, command, fds, joins, piped=piped)
+        except BaseException:
             self._running.pop(ident, None)
             for fd in process.take_open_streams():
                 os.close(fd)
-            if isinstance(error, OSError):
-                raise SandboxError(f"no descriptors for a command: {error.strerror}") from error
             raise
-        finally:
-            for fd in theirs:
-                os.close(fd)
         return process
 
     def _ask_kill(self, ident: int) -> bool:
         """Tells the agent; False when it stands still, and only hears of it later."""
         items = [] if self._cgroups.kill_file() else [number(Tag.KEEPER, 1)]
-        self._tell(encode(Kind.KILL, ident, items))
+        self._link.post(encode(Kind.KILL, ident, items))
         return not self.frozen
-
-    def _tell(self, frame: bytes) -> None:
-        """Sends a frame that nobody waits for, at once or as soon as the socket has room."""
-        try:
-            if self._link.send_nowait(frame):
-                return
-        except SandboxDiedError:
-            return  # its end is reported by the link
-        task = asyncio.ensure_future(self._send_late(frame))
-        self._late.add(task)
-        task.add_done_callback(self._late.discard)
-
-    async def _send_late(self, frame: bytes) -> None:
-        """Sends once the socket has room; ends with the link at the latest."""
-        try:
-            await self._link.send(frame)
-        except SandboxDiedError:
-            return
 
     # ------------------------------------------------------------------ files
 
@@ -347,19 +307,7 @@ class Sandbox:
             SandboxDiedError: the sandbox has ended.
         """
         self._require_answering()
-        where = absolute(path)
-        child, ours = open_pipe(writing=True)
-        feed = Feed(ours, data)
-        try:
-            with anyio.fail_after(_PUT_TIMEOUT_S):
-                items = [text(Tag.PATH, where), number(Tag.MODE, mode & 0o7777)]
-                async with self._requests.helper(Kind.PUT, items, [child]) as ended:
-                    frame = await ended
-        except TimeoutError:
-            raise TransferError(path, f"not written within {_PUT_TIMEOUT_S} s") from None
-        finally:
-            feed.stop()
-        check_put(path, frame)
+        await put_file(self._requests, path, data, mode)
 
     async def read_file(self, path: str, max_bytes: int) -> bytes:
         """Reads a regular file of at most that many bytes; a link in the last place is not followed.
@@ -371,12 +319,67 @@ class Sandbox:
             SandboxDiedError: the sandbox has ended.
         """
         self._require_answering()
-        frame, fds = await self._requests.ask(Kind.GET, [text(Tag.PATH, absolute(path))])
-        try:
-            return await read_passed(path, frame, fds, max_bytes)
-        finally:
-            for fd in fds:
-                os.close(fd)
+        return await get_file(self._requests, path, max_bytes)
+
+    async def upload_tar(
+        self,
+        source: bytes | BinaryIO,
+        path: str = "/workspace",
+        *,
+        max_bytes: int | None = None,
+        max_entries: int | None = None,
+    ) -> TarReport:
+        """Unpacks a plain tar of regular files and directories below a directory, made where missing.
+
+        Modes (no setuid, setgid, sticky) and times are kept; all belongs to the sandbox's user and is charged to it.
+        A file that exists is replaced, never written through; no link is followed, in `path` neither. A file object
+        is read forward from where it stands, in a thread: cancellation waits for a read that has begun, and leaves
+        what was unpacked so far. What can seek is checked whole before anything is unpacked.
+
+        Args:
+            max_bytes, max_entries: of all files together; None for the sandbox's disk limit and inodes.
+
+        Raises:
+            ConfigError: no plain tar, or a member that may not go in (a link, a device, a path that leads out, over
+                the caps); names it.
+            TransferError: the inside cannot write something (no space, a link on the way …); names it.
+            SandboxDiedError: the sandbox has ended.
+        """
+        self._require_answering()
+        caps = Caps(max_bytes, max_entries).within(self.spec.limits)
+        return await upload_tar(self._requests, source, absolute(path), caps)
+
+    async def upload_tree(self, directory: str) -> tuple[Skipped, ...]:
+        """Copies a directory of the host into the workspace (see `SandboxSpec.workspace`); gives what was left out.
+
+        Raises:
+            ConfigError: it is no directory, cannot be read, or does not fit into the sandbox's limits.
+            TransferError: the inside cannot write something.
+            SandboxDiedError: the sandbox has ended.
+        """
+        self._require_answering()
+        return await upload_tree(self._requests, directory, self.spec.limits)
+
+    async def download_tar(
+        self, path: str = "/workspace", *, max_bytes: int, max_entries: int | None = None
+    ) -> TarDownload:
+        """Packs what lies below a directory into a tar of regular files and directories.
+
+        Links, FIFOs, sockets, devices and what cannot be read are listed in `skipped` instead. A file is taken as large
+        as it was when it was opened, or less if it shrinks meanwhile; holes come as zeros. No link is followed, in
+        `path` neither. Cancelled, the helper inside is dead before this returns.
+
+        Args:
+            max_bytes: of the whole tar, headers and padding included.
+            max_entries: everything found; None for the sandbox's inodes.
+
+        Raises:
+            TransferError: no such directory, or too large: names the first file that does not fit, none of it read.
+            SandboxDiedError: the sandbox has ended.
+        """
+        self._require_answering()
+        caps = Caps(max_bytes, max_entries).within(self.spec.limits)
+        return await fetch_tree(self._requests, absolute(path), caps)
 
     async def usage(self) -> SandboxUsage:
         """What the sandbox holds and has used, now; while it is frozen, only what its control groups tell.

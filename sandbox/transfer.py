@@ -1,4 +1,4 @@
-"""Checks on files that cross the boundary, made on the engine's side.
+"""Single files across the boundary, and the checks on them that are made on the engine's side.
 
 Invariant: the agent shares a kernel namespace with hostile code, so a passed descriptor is believed only as far as
 its own `fstat` goes, and never read past the agreed cap.
@@ -14,9 +14,39 @@ from collections.abc import Sequence
 import anyio
 
 from sandbox.errors import ConfigError, SandboxError, TransferError
-from sandbox.wire import Frame, Kind
+from sandbox.requests import Requests
+from sandbox.streams import Feed
+from sandbox.wire import Frame, Kind, Tag, number, text
 
 _READ_ON_LOOP_BYTES = 256 * 1024
+_PUT_TIMEOUT_S = 60.0
+
+
+async def put_file(requests: Requests, path: str, data: bytes, mode: int) -> None:
+    """Writes a file inside; see `Sandbox.write_file`."""
+    where = absolute(path)
+    child, ours = open_pipe(writing=True)
+    feed = Feed(ours, data)
+    try:
+        with anyio.fail_after(_PUT_TIMEOUT_S):
+            items = [text(Tag.PATH, where), number(Tag.MODE, mode & 0o7777)]
+            async with requests.helper(Kind.PUT, items, [child], [feed]) as end:
+                frame = await end
+    except TimeoutError:
+        raise TransferError(path, f"not written within {_PUT_TIMEOUT_S} s") from None
+    finally:
+        feed.stop()
+    check_put(path, frame)
+
+
+async def get_file(requests: Requests, path: str, max_bytes: int) -> bytes:
+    """Reads a file inside; see `Sandbox.read_file`."""
+    frame, fds = await requests.ask(Kind.GET, [text(Tag.PATH, absolute(path))])
+    try:
+        return await read_passed(path, frame, fds, max_bytes)
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 async def read_passed(path: str, frame: Frame, fds: Sequence[int], max_bytes: int) -> bytes:

@@ -170,6 +170,38 @@ class Output(msgspec.Struct, frozen=True):
     """Never empty; at most 64 KiB. A character may be split between two pieces."""
 
 
+class TarReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What an upload made."""
+
+    num_files: int
+    num_directories: int
+    """Those that the tar names; directories made on the way are not counted."""
+    num_bytes: int
+
+
+SkippedKind = Literal["symlink", "fifo", "socket", "device", "unreadable", "too long", "changed", "other"]
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """Something in a directory that does not cross the boundary."""
+
+    path: str
+    """Relative to that directory."""
+    kind: SkippedKind
+    """What it is, or why: `unreadable` (its mode forbids it), `too long` (something in that directory has too long a
+    path), `changed` (it became something else while it was read)."""
+
+
+class TarDownload(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory from inside, as a tar of regular files and directories."""
+
+    data: bytes
+    """A plain tar; names are relative to the directory, and parents come before what lies in them."""
+    skipped: tuple[Skipped, ...]
+    num_files: int
+    num_directories: int
+
+
 class SandboxUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a sandbox holds and has used so far; None where this host cannot tell."""
 

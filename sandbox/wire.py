@@ -139,7 +139,7 @@ def rlimit(resource: int, soft: int, hard: int) -> Item:
     return Tag.RLIMIT, _RLIMIT.pack(resource, 0, soft, hard)
 
 
-def caps(num_bytes: int, num_entries: int) -> Item:
+def caps_item(num_bytes: int, num_entries: int) -> Item:
     """How much a helper may send."""
     return Tag.CAPS, _CAPS.pack(num_bytes, num_entries)
 

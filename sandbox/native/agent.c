@@ -128,9 +128,9 @@ static void start(struct wire_frame *frame, int wake)
         if (entry.tag == TAG_KEEPER)
             wire_u32(&entry, &keeper);
     memset(&slots[free_slot], 0, sizeof slots[free_slot]);
-    pid_t pid = frame->header.kind == WIRE_PUT
-                    ? command_put(frame, &slots[free_slot])
-                    : command_start(frame, &slots[free_slot], keeper ? wake : -1);
+    pid_t pid = frame->header.kind == WIRE_RUN
+                    ? command_start(frame, &slots[free_slot], keeper ? wake : -1)
+                    : command_transfer(frame, &slots[free_slot]);
     if (pid < 0) {
         refuse(id, errno);
         return;
@@ -227,7 +227,8 @@ static void on_engine(int wake)
         return;
     if (got <= 0)
         _exit(0); /* the engine is gone, and with this process everything in here */
-    if (frame.header.kind == WIRE_RUN || frame.header.kind == WIRE_PUT)
+    if (frame.header.kind == WIRE_RUN || frame.header.kind == WIRE_PUT ||
+        frame.header.kind == WIRE_UNPACK || frame.header.kind == WIRE_PACK)
         start(&frame, wake);
     else if (frame.header.kind == WIRE_KILL)
         kill_command(&frame);

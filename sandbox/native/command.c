@@ -5,6 +5,7 @@
  * what is the command's own doing (no such program, no such directory) is told on its stderr,
  * with a shell's exit codes. */
 #define _GNU_SOURCE
+#include "archive.h"
 #include "native.h"
 
 #include <errno.h>
@@ -182,12 +183,25 @@ pid_t command_start(const struct wire_frame *frame, struct command_slot *slot, i
     return pid;
 }
 
-pid_t command_put(const struct wire_frame *frame, struct command_slot *slot)
+static int transfer(const struct wire_frame *frame, const char *path, uint32_t mode, struct wire_caps caps)
+{
+    switch (frame->header.kind) {
+    case WIRE_PUT:
+        return transfer_copy_in(frame->fds[0], path, (mode_t)mode);
+    case WIRE_UNPACK:
+        return archive_unpack(frame->fds[0], frame->fds[1], path);
+    default:
+        return archive_pack(frame->fds[0], path, caps.num_bytes, caps.num_entries);
+    }
+}
+
+pid_t command_transfer(const struct wire_frame *frame, struct command_slot *slot)
 {
     struct wire_cursor cursor = wire_items(frame);
     struct wire_entry entry;
+    struct wire_caps caps = {0};
     const char *path = NULL;
-    uint32_t mode = 0644;
+    uint32_t mode = 0644, num_pipes = 0, wanted = frame->header.kind == WIRE_UNPACK ? 2 : 1;
     pid_t pid = fork();
 
     if (pid != 0)
@@ -199,11 +213,15 @@ pid_t command_put(const struct wire_frame *frame, struct command_slot *slot)
             path = wire_string(&entry);
         else if (entry.tag == TAG_MODE)
             wire_u32(&entry, &mode);
-    if (path == NULL || frame->num_fds < 1) {
+        else if (entry.tag == TAG_STDIO)
+            wire_u32(&entry, &num_pipes);
+        else if (entry.tag == TAG_CAPS && entry.length == sizeof caps)
+            memcpy(&caps, entry.data, sizeof caps);
+    if (path == NULL || num_pipes != wanted || (uint32_t)frame->num_fds < wanted) {
         errno = EPROTO;
-    } else if (join(frame, 1) == 0 && set_limits(frame) == 0) {
+    } else if (join(frame, wanted) == 0 && set_limits(frame) == 0) {
         signal(SIGXFSZ, SIG_IGN);
-        _exit(transfer_copy_in(frame->fds[0], path, (mode_t)mode) == 0 ? 0 : errno & 0xff);
+        _exit(transfer(frame, path, mode, caps) == 0 ? 0 : errno ? errno & 0xff : EIO);
     }
     slot->setup_errno = errno;
     _exit(EXIT_NOT_EXECUTABLE);

@@ -36,7 +36,7 @@ struct command_slot { /* shared with the child until it execs */
     struct rusage usage;
 };
 pid_t command_start(const struct wire_frame *frame, struct command_slot *slot, int wake);
-pid_t command_put(const struct wire_frame *frame, struct command_slot *slot);
+pid_t command_transfer(const struct wire_frame *frame, struct command_slot *slot);
 
 /* sweep.c: processes by descent, where no cgroup holds them together */
 void sweep_descendants(pid_t keeper, const pid_t *keepers, int num_keepers);
