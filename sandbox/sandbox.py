@@ -17,7 +17,7 @@ import anyio
 from sandbox.archive.caps import Caps
 from sandbox.archive.pipes import fetch_tree, upload_tar, upload_tree
 from sandbox.cgroup.types import CgroupSet
-from sandbox.errors import ConfigError, ProtocolError, SandboxDiedError, SandboxError, SandboxFrozenError
+from sandbox.errors import ProtocolError, SandboxDiedError, SandboxError, SandboxFrozenError
 from sandbox.forks import Owner
 from sandbox.freezer import Freezer
 from sandbox.kept import KeptStreams

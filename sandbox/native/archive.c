@@ -171,14 +171,11 @@ static void tell_failure(int report, const char *path, size_t length, int error)
     errno = error;
 }
 
-int archive_unpack(int source, int report, const char *base_path)
+static int unpack_all(int source, int report, int base)
 {
     static char path[ARCHIVE_MAX_PATH + 1];
     struct archive_record record;
-    int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC), base = archive_make(root, base_path);
 
-    if (base < 0)
-        return -1;
     while (archive_read(source, &record, sizeof record) == 0) {
         if (record.magic != ARCHIVE_MAGIC || record.path_length > ARCHIVE_MAX_PATH)
             return errno = EPROTO, -1;
@@ -193,6 +190,17 @@ int archive_unpack(int source, int report, const char *base_path)
             return tell_failure(report, path, record.path_length, errno), -1;
     }
     return -1;
+}
+
+int archive_unpack(int source, int report, const char *path)
+{
+    int base = archive_base(path, 1);
+
+    if (base < 0)
+        return -1;
+    int result = unpack_all(source, report, base), error = errno;
+    close(base);
+    return errno = error, result;
 }
 
 /* ------------------------------------------------------------------ out */
@@ -353,25 +361,32 @@ static int pack_below(int base, const char *path)
     return errno = error, result;
 }
 
-int archive_pack(int target, const char *base_path, uint64_t max_bytes, uint64_t max_entries)
+static int pack_all(int base)
 {
     struct archive_record end = {.magic = ARCHIVE_MAGIC, .kind = ARCHIVE_END};
-    int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int base = archive_open(root, base_path[strspn(base_path, "/")] ? base_path + strspn(base_path, "/") : ".",
-                            O_PATH | O_DIRECTORY);
+    int result = pack_below(base, "");
 
-    out.target = target;
-    out.bytes_left = max_bytes;
-    out.entries_left = max_entries;
-    if (base < 0 || pack_below(base, "") < 0)
-        return -1;
     while (out.todo != NULL) {
         struct pending *next = out.todo;
         out.todo = next->next;
-        int result = pack_below(base, next->path);
+        if (result == 0)
+            result = pack_below(base, next->path);
         free(next);
-        if (result < 0)
-            return -1;
     }
-    return put(&end, sizeof end) < 0 ? -1 : flush();
+    return result < 0 || put(&end, sizeof end) < 0 ? -1 : flush();
+}
+
+int archive_pack(int target, const char *path, uint64_t max_bytes, uint64_t max_entries)
+{
+    int base = archive_base(path, 0);
+
+    if (base < 0)
+        return -1;
+    out.target = target;
+    out.bytes_left = max_bytes;
+    out.entries_left = max_entries;
+    out.used = 0;
+    int result = pack_all(base), error = errno;
+    close(base);
+    return errno = error, result;
 }

@@ -47,5 +47,6 @@ int archive_read(int fd, void *data, size_t length);        /* EPROTO at an earl
 int archive_write(int fd, const void *data, size_t length);
 int archive_open(int directory, const char *path, int flags); /* no link anywhere on the way */
 int archive_make(int directory, const char *path);            /* opens it, making what is missing */
+int archive_base(const char *path, int make);                 /* the same for an absolute path */
 
 #endif

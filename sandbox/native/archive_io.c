@@ -49,11 +49,12 @@ int archive_open(int directory, const char *path, int flags)
 int archive_make(int directory, const char *path)
 {
     char copy[4096];
-    int at = archive_open(directory, ".", O_PATH | O_DIRECTORY), next;
+    int at, next;
 
     if (strlen(path) >= sizeof copy)
-        return close(at), errno = ENAMETOOLONG, -1;
+        return errno = ENAMETOOLONG, -1;
     strcpy(copy, path);
+    at = archive_open(directory, ".", O_PATH | O_DIRECTORY);
     for (char *rest = copy, *name; at >= 0 && (name = strsep(&rest, "/")) != NULL; at = next) {
         if (*name == 0) {
             next = at;
@@ -67,4 +68,17 @@ int archive_make(int directory, const char *path)
         errno = error;
     }
     return at;
+}
+
+int archive_base(const char *path, int make)
+{
+    int root = open("/", O_PATH | O_DIRECTORY | O_CLOEXEC);
+
+    if (root < 0)
+        return -1;
+    path += strspn(path, "/");
+    int base = make ? archive_make(root, path) : archive_open(root, *path ? path : ".", O_PATH | O_DIRECTORY);
+    int error = errno;
+    close(root);
+    return errno = error, base;
 }

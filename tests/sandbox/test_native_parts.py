@@ -20,8 +20,9 @@ from tests.sandbox.sanitizers import SOURCES, compile_sanitized, require_sanitiz
 NUM_FRAMES = 100_000
 PARTS = {
     "test_wire": ("wire",),
-    "test_command": ("wire", "transfer"),
+    "test_command": ("wire", "transfer", "archive", "archive_io"),
     "test_files": ("wire", "files", "transfer"),
+    "test_archive": ("archive", "archive_io"),
     "test_jail": ("wire", "files", "jail"),
     "test_sweep": ("wire", "sweep"),
 }
@@ -109,7 +110,7 @@ def test_both_sides_accept_the_same_frames_of_a_hundred_thousand(tmp_path: Path)
     seed = int(os.environ.get("ROLLOUT_FUZZ_SEED", "1"))
     print(f"seed {seed}")
     frames = list(mutated(random.Random(seed), FRAMES, NUM_FRAMES, [int(kind) for kind in Kind]))
-    program = compiled("decode_frames", ("wire", "transfer"), tmp_path)
+    program = compiled("decode_frames", ("wire", "transfer", "archive", "archive_io"), tmp_path)
     stream = b"".join(struct.pack("<I", len(frame)) + frame for frame in frames)
     done = subprocess.run([program], input=stream, capture_output=True, timeout=100)
     assert done.returncode == 0, f"seed {seed}: {done.stderr.decode(errors='replace')}"

@@ -200,19 +200,22 @@ static void an_upload_needs_a_path_and_a_source(void)
 
     begin(&out, 0, NULL);
     seal_frame(&out, &frame);
-    CHECK(WEXITSTATUS(wait_for(command_put(&frame, slot))) == 126 && slot->setup_errno == EPROTO);
+    frame.header.kind = WIRE_PUT;
+    CHECK(WEXITSTATUS(wait_for(command_transfer(&frame, slot))) == 126 && slot->setup_errno == EPROTO);
     CHECK(mkdtemp(path) && pipe2(ends, O_CLOEXEC) == 0 && write(ends[1], "abc", 3) == 3);
     close(ends[1]);
     snprintf(file, sizeof file, "%s/file", path);
     begin(&out, 0, NULL);
     put_text(&out, TAG_PATH, file);
     wire_put_u32(&out, TAG_MODE, 0640);
+    wire_put_u32(&out, TAG_STDIO, 1);
     seal_frame(&out, &frame);
-    CHECK(WEXITSTATUS(wait_for(command_put(&frame, slot))) == 126 && slot->setup_errno == EPROTO);
+    frame.header.kind = WIRE_PUT;
+    CHECK(WEXITSTATUS(wait_for(command_transfer(&frame, slot))) == 126 && slot->setup_errno == EPROTO);
     frame.num_fds = 1;
     frame.fds[0] = ends[0];
     memset(slot, 0, sizeof *slot);
-    CHECK(wait_for(command_put(&frame, slot)) == 0 && slot->setup_errno == 0);
+    CHECK(wait_for(command_transfer(&frame, slot)) == 0 && slot->setup_errno == 0);
     close(ends[0]);
     int fd = open(file, O_RDONLY);
     CHECK(read(fd, text, sizeof text) == 3 && strcmp(text, "abc") == 0);
@@ -221,9 +224,10 @@ static void an_upload_needs_a_path_and_a_source(void)
     unlink(file);
     wire_put_u32(&out, TAG_MODE, 0xffffffff); /* the last one counts */
     seal_frame(&out, &frame);
+    frame.header.kind = WIRE_PUT;
     frame.num_fds = 1;
     frame.fds[0] = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    CHECK(WEXITSTATUS(wait_for(command_put(&frame, slot))) == EINVAL && access(file, F_OK) < 0);
+    CHECK(WEXITSTATUS(wait_for(command_transfer(&frame, slot))) == EINVAL && access(file, F_OK) < 0);
     close(frame.fds[0]);
     rmdir(path);
 }
