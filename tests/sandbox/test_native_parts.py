@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import struct
@@ -14,6 +13,7 @@ import pytest
 from sandbox.build import NATIVE
 from sandbox.errors import ProtocolError
 from sandbox.wire import MAX_FRAME_BYTES, Kind, Tag, decode, encode, number, numbered, rlimit, text
+from tests.sandbox.fuzzing import seed
 from tests.sandbox.mutation import mutated
 from tests.sandbox.sanitizers import SOURCES, compile_sanitized, require_sanitizers
 
@@ -107,13 +107,12 @@ def accepted(frame: bytes) -> bool:
 
 
 def test_both_sides_accept_the_same_frames_of_a_hundred_thousand(tmp_path: Path) -> None:
-    seed = int(os.environ.get("ROLLOUT_FUZZ_SEED", "1"))
-    print(f"seed {seed}")
-    frames = list(mutated(random.Random(seed), FRAMES, NUM_FRAMES, [int(kind) for kind in Kind]))
+    print(f"seed {seed()}: {NUM_FRAMES} frames for both decoders")
+    frames = list(mutated(random.Random(seed()), FRAMES, NUM_FRAMES, [int(kind) for kind in Kind]))
     program = compiled("decode_frames", ("wire", "transfer", "archive", "archive_io"), tmp_path)
     stream = b"".join(struct.pack("<I", len(frame)) + frame for frame in frames)
     done = subprocess.run([program], input=stream, capture_output=True, timeout=100)
-    assert done.returncode == 0, f"seed {seed}: {done.stderr.decode(errors='replace')}"
+    assert done.returncode == 0, f"seed {seed()}: {done.stderr.decode(errors='replace')}"
     ours = [accepted(frame) for frame in frames]
-    assert [answer == ord("1") for answer in done.stdout] == ours, f"seed {seed}"
+    assert [answer == ord("1") for answer in done.stdout] == ours, f"seed {seed()}"
     assert NUM_FRAMES // 3 < sum(ours) < NUM_FRAMES
