@@ -283,7 +283,7 @@ class SandboxHost:
         return self._next_ident - 1
 
     async def _create(self, ident: int, spec: SandboxSpec, cgroups: CgroupSet) -> Sandbox:
-        image = resolve_image(spec.image, self.state_dir)
+        image = resolve_image(spec.image, self.state_dir, foreign=self._uids is not None)
         if spec.jail not in self._plans:
             await anyio.to_thread.run_sync(self._plan, spec.jail)
         try:

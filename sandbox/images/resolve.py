@@ -18,15 +18,18 @@ from sandbox.stage import writing_below
 IMAGES: dict[str, Callable[[Path], Image]] = {"host": host_image, "python": python_image}
 
 
-def resolve_image(name: str, state_dir: Path) -> Image:
+def resolve_image(name: str, state_dir: Path, foreign: bool = False) -> Image:
     """Resolve `host`, `python` or an absolute directory; cheap enough for every sandbox's start.
 
-    Raises ConfigError (field `image`) for another name, a missing directory or a toolchain not yet built.
+    Args:
+        foreign: sandboxes run as uids other than this process's, so that a directory must be open to others.
+
+    Raises ConfigError (field `image`) for another name, a missing or closed directory or a toolchain not yet built.
     """
     if name in IMAGES:
         with writing_below(state_dir):  # an image's generated part may have to be made first
             return IMAGES[name](state_dir)
     if name.startswith("/") and "\0" not in name:
-        return directory_image(name, state_dir)
+        return directory_image(name, state_dir, foreign)
     names = ", ".join(sorted(IMAGES))
     raise ConfigError("image", name, f"must be one of {names} (for python, {BUILD_REMEDY}) or an absolute directory")

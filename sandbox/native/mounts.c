@@ -139,7 +139,8 @@ static int mask(const char *target)
     return mount(path, target, NULL, MS_BIND, NULL);
 }
 
-/* The directory is named as "." so that the mount table inside tells no path of the host. */
+/* The directory is named as "." so that the mount table inside tells no path of the host. It is the
+ * last layer, for in others the kernel reads every directory's attributes, and fails at a closed one. */
 static int enter_overlay(const struct wire_entry *entry)
 {
     const char *directory = wire_string(entry);
@@ -150,7 +151,7 @@ static int enter_overlay(const struct wire_entry *entry)
         return errno = EPROTO, -1;
     if (in_base(empty, EMPTY, "") < 0 || in_base(view, VIEW, "") < 0 || chdir(directory) < 0)
         return -1;
-    snprintf(options, sizeof options, "lowerdir=.:%s,userxattr", empty);
+    snprintf(options, sizeof options, "lowerdir=%s:.,userxattr", empty);
     is_overlay = mount("overlay", view, "overlay", flags, options) == 0;
     if (!is_overlay)
         overlay_errno = errno;
