@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Self
 
 import anyio
+import msgspec
 
+from sandbox.archive.pipes import survey_tree
 from sandbox.audit import Audit
 from sandbox.build import ensure_native
 from sandbox.capabilities import uid_capability, user_namespace_remedy
@@ -87,7 +89,7 @@ class SandboxHost:
         self._live: dict[int, Sandbox] = {}
         self._free_idents: list[int] = []
         self._next_ident = 0
-        self._templates: dict[tuple[str, JailName, Limits], tuple[Image, list[Item]]] = {}
+        self._templates: dict[tuple[str, JailName, Limits, int], tuple[Image, list[Item]]] = {}
         self._plans: dict[JailName, JailPlan] = {}
         self._warden_gone = False
         self._closing = False
@@ -239,13 +241,14 @@ class SandboxHost:
         """A fresh sandbox, ended (and awaited) when the context is left.
 
         Raises:
-            ConfigError: unknown image or name in `insist`.
+            ConfigError: unknown image or name in `insist`, or a workspace that cannot be read or is too large.
             CapabilityError: the host cannot enforce what the spec insists on, lacks the jail tool that it names, or
                 cannot isolate at all.
             StartError: the jail did not come up.
             SandboxDiedError: the warden has ended.
         """
         self._check_insist(spec)
+        found = await survey_tree(spec)
         async with self._places:
             ident = self._take_ident()
             cgroups = self._sets.take(spec.limits)
@@ -255,6 +258,8 @@ class SandboxHost:
                     box = await self._create(ident, spec, cgroups)
                 self._live[ident] = box
                 audit = Audit(ident, self._host_uid(ident), spec)
+                if found is not None:
+                    await box.fill(found)
                 yield box
             finally:
                 self._live.pop(ident, None)
@@ -283,7 +288,7 @@ class SandboxHost:
         return self._next_ident - 1
 
     async def _create(self, ident: int, spec: SandboxSpec, cgroups: CgroupSet) -> Sandbox:
-        image = resolve_image(spec.image, self.state_dir, foreign=self._uids is not None)
+        image = resolve_image(spec.image, self.state_dir, foreign=self._uids is not None, user=spec.user)
         if spec.jail not in self._plans:
             await anyio.to_thread.run_sync(self._plan, spec.jail)
         try:
@@ -339,13 +344,14 @@ class SandboxHost:
         return items
 
     def _template(self, image: Image, spec: SandboxSpec) -> list[Item]:
-        """What every sandbox of that image, jail and limits shares; remembered while the image stays the same."""
+        """What every sandbox of that image, jail, limits and user shares; remembered while the image stays the same."""
         limits = spec.limits
-        key = (image.name, spec.jail, limits)
+        key = (image.name, spec.jail, limits, spec.user)
         known = self._templates.get(key)
         if known is not None and known[0] == image:
             return known[1]
-        items = start_items(JAILS[spec.jail], self._plans[spec.jail], image, limits, self._filter)
+        plan = msgspec.structs.replace(self._plans[spec.jail], user=spec.user)
+        items = start_items(JAILS[spec.jail], plan, image, limits, self._filter)
         while len(self._templates) >= _KEPT_TEMPLATES:
             del self._templates[next(iter(self._templates))]
         self._templates[key] = (image, items)

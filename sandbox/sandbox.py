@@ -15,7 +15,8 @@ from typing import BinaryIO, Literal
 import anyio
 
 from sandbox.archive.caps import Caps
-from sandbox.archive.pipes import fetch_tree, upload_tar, upload_tree
+from sandbox.archive.pipes import fetch_tree, send_survey, upload_tar
+from sandbox.archive.tree import Survey
 from sandbox.cgroup.types import CgroupSet
 from sandbox.errors import ProtocolError, SandboxDiedError, SandboxError, SandboxFrozenError
 from sandbox.forks import Owner
@@ -61,6 +62,8 @@ class Sandbox:
         self._next_ident = 0
         self.num_commands = 0
         """Started so far."""
+        self.workspace_skipped: tuple[Skipped, ...] = ()
+        """What of `spec.workspace` was left out: links that lead out of it, FIFOs, sockets and devices."""
         self._died: str | None = None
         self._closed = False
         begin(cgroups)
@@ -349,16 +352,10 @@ class Sandbox:
         caps = Caps(max_bytes, max_entries).within(self.spec.limits)
         return await upload_tar(self._requests, source, absolute(path), caps)
 
-    async def upload_tree(self, directory: str) -> tuple[Skipped, ...]:
-        """Copies a directory of the host into the workspace (see `SandboxSpec.workspace`); gives what was left out.
-
-        Raises:
-            ConfigError: it is no directory, cannot be read, or does not fit into the sandbox's limits.
-            TransferError: the inside cannot write something.
-            SandboxDiedError: the sandbox has ended.
-        """
-        self._require_answering()
-        return await upload_tree(self._requests, directory, self.spec.limits)
+    async def fill(self, found: Survey) -> None:
+        """Copies a directory of the host into the workspace: said once, by the host, before anybody has this."""
+        await send_survey(self._requests, found)
+        self.workspace_skipped = found.skipped
 
     async def download_tar(
         self, path: str = "/workspace", *, max_bytes: int, max_entries: int | None = None

@@ -18,6 +18,9 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+MAX_USER = 65_533
+"""The two numbers above it mean nobody."""
+
 JailName = Literal["bubblewrap", "nsjail"]
 JAIL_NAMES: tuple[JailName, ...] = get_args(JailName)
 
@@ -82,7 +85,12 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Root file system: `host` (this machine's read-only /usr, /bin, /lib … and a minimal /etc),
     `python` (the host image and a world-readable interpreter at /opt/python, made by
     `rollout image build python`), or an absolute path of a directory image."""
+    workspace: str | None = None
+    """Absolute path of a directory of this host, whose regular files, directories and the links that stay inside it
+    are copied into /workspace before the sandbox is handed out; `Sandbox.workspace_skipped` lists the rest."""
     limits: Limits = Limits()
+    user: int = 1000
+    """Uid and gid that code sees as its own, 0 to 65533. 0 looks like root and has no more rights than another."""
     env: dict[str, str] = {}
     """Environment of every command, over the minimal default; a command's own comes on top."""
     network: Literal["none"] = "none"
@@ -95,6 +103,10 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         check_jail("spec.jail", self.jail)
+        if self.workspace is not None and (not self.workspace.startswith("/") or "\0" in self.workspace):
+            raise ConfigError("spec.workspace", self.workspace, "must be the absolute path of a directory")
+        if not 0 <= self.user <= MAX_USER:
+            raise ConfigError("spec.user", self.user, f"must lie between 0 and {MAX_USER}")
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -107,7 +119,8 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     timeout_s: float = 30.0
     """Wall time; when it is over, everything that this command started is killed."""
     cpu_s: float | None = None
-    """CPU seconds of the command (RLIMIT_CPU); None for no limit beside the wall time."""
+    """CPU seconds; None for no limit beside the wall time. Of everything that the command starts where a cgroup
+    counts them (checked at most every 50 ms), else of each process, rounded up to whole seconds (RLIMIT_CPU)."""
     output_limit_bytes: int = 1 * MIB
     """Kept of stdout and of stderr, each; head and tail are kept and the rest counted."""
     kill_output_bytes: int | None = None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import argparse
 import base64
+import os
 import re
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,20 @@ from rollout.files import read_file
 from sandbox.cgroup.types import LIMIT_NAMES
 from sandbox.errors import ConfigError
 from sandbox.quantities import format_size, parse_count, parse_duration, parse_number, parse_size
-from sandbox.types import GIB, IMAGE_ISOLATION, KIB, MIB, Command, Limits, Outcome, Reason, SandboxSpec, check_jail
+from sandbox.types import (
+    GIB,
+    IMAGE_ISOLATION,
+    KIB,
+    MAX_USER,
+    MIB,
+    Command,
+    Limits,
+    Outcome,
+    Reason,
+    SandboxSpec,
+    Skipped,
+    check_jail,
+)
 
 STATUS = {Reason.TIMEOUT: 124, Reason.OOM: 137, Reason.OUTPUT_LIMIT: 141, Reason.KILLED: 143}
 """Exit status for reasons that override the command's own code."""
@@ -80,6 +94,10 @@ def add_parser(subparsers: Any) -> None:
         help="copy a file to /workspace/NAME (default: its own name); repeatable",
     )
     parser.add_argument(
+        "--workspace", type=Path, metavar="DIR", help="copy a directory's files to /workspace (see --disk)"
+    )
+    parser.add_argument("--user", metavar="N", help="uid that the command sees as its own; 0 looks like root (1000)")
+    parser.add_argument(
         "--insist",
         action="append",
         default=[],
@@ -103,11 +121,11 @@ def run(arguments: argparse.Namespace) -> int:
     command = command_from(arguments)
     files = workspace_files(arguments.workspace_file)
     has_stdin = not arguments.json and sys.stdin is not None and not sys.stdin.isatty()
-    outcome = run_once(arguments.state_dir, spec, command, files, has_stdin=has_stdin, live=not arguments.json)
+    outcome, skipped = run_once(arguments.state_dir, spec, command, files, has_stdin=has_stdin, live=not arguments.json)
     if arguments.json:
-        print_json(outcome_object(outcome, spec))
+        print_json(outcome_object(outcome, spec, skipped))
         return 0
-    for line in remarks(outcome, spec, command):
+    for line in remarks(outcome, spec, command, skipped):
         print(f"rollout exec: {line}", file=sys.stderr)
     return exit_status(outcome)
 
@@ -126,15 +144,20 @@ def spec_from(arguments: argparse.Namespace) -> SandboxSpec:
         "open_files": ("open_files", lambda flag, text: parse_count(flag, text, 16, 1 << 20)),
     }
     given: dict[str, Any] = {}
+    rest: dict[str, Any] = {}
     for field, (name, parse) in parsers.items():
         text = getattr(arguments, name)
         if text is not None:
             given[field] = parse("--" + name.replace("_", "-"), text)
+    if arguments.user is not None:
+        rest["user"] = parse_count("--user", arguments.user, 0, MAX_USER)
+    if arguments.workspace is not None:
+        rest["workspace"] = os.path.abspath(arguments.workspace)
     insist = tuple(name for text in arguments.insist for name in text.split(",") if name)
     for name in insist:
         if name not in _PROMISES:
             raise ConfigError("--insist", name, f"must be one of {', '.join(_PROMISES)}")
-    return SandboxSpec(image=arguments.image, limits=Limits(**given), jail=jail, insist=insist)
+    return SandboxSpec(image=arguments.image, limits=Limits(**given), jail=jail, insist=insist, **rest)
 
 
 def command_from(arguments: argparse.Namespace) -> Command:
@@ -191,7 +214,7 @@ def exit_status(outcome: Outcome) -> int:
     return outcome.exit_code
 
 
-def remarks(outcome: Outcome, spec: SandboxSpec, command: Command) -> list[str]:
+def remarks(outcome: Outcome, spec: SandboxSpec, command: Command, skipped: Sequence[Skipped] = ()) -> list[str]:
     """Lines for stderr: why it ended (unless it just exited), what was cut, which limits do not hold here."""
     limits = spec.limits
     lines = []
@@ -210,12 +233,14 @@ def remarks(outcome: Outcome, spec: SandboxSpec, command: Command) -> list[str]:
     for name, cut in (("stdout", outcome.stdout_truncated_bytes), ("stderr", outcome.stderr_truncated_bytes)):
         if cut:
             lines.append(f"{name} shortened: {format_size(cut)} left out of its middle")
+    if skipped:
+        lines.append(f"left out of the workspace: {', '.join(sorted({one.kind for one in skipped}))} ({len(skipped)})")
     if outcome.unenforced:
         lines.append(f"not enforced on this host: {', '.join(outcome.unenforced)} (see `rollout doctor`)")
     return lines
 
 
-def outcome_object(outcome: Outcome, spec: SandboxSpec) -> dict[str, Any]:
+def outcome_object(outcome: Outcome, spec: SandboxSpec, skipped: Sequence[Skipped] = ()) -> dict[str, Any]:
     """What `--json` prints: plain JSON data; streams as text, and as base64 too where they are not UTF-8."""
     result: dict[str, Any] = {
         "reason": str(outcome.reason),
@@ -240,6 +265,9 @@ def outcome_object(outcome: Outcome, spec: SandboxSpec) -> dict[str, Any]:
     result["unenforced"] = list(outcome.unenforced)
     result["image"] = spec.image
     result["jail"] = spec.jail
+    result["user"] = spec.user
+    if spec.workspace is not None:
+        result["workspace_skipped"] = [{"path": one.path, "kind": one.kind} for one in skipped]
     result["limits"] = {field: getattr(spec.limits, field) for field in spec.limits.__struct_fields__}
     return result
 

@@ -18,7 +18,7 @@ from rollout.cli.output import OutputError, ReaderGoneError, write_descriptor
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.process import Process
 from sandbox.sandbox import Sandbox
-from sandbox.types import KIB, Command, Outcome, SandboxSpec
+from sandbox.types import KIB, Command, Outcome, SandboxSpec, Skipped
 
 _PUMP_BYTES = 64 * KIB
 _DESCRIPTORS = {"stdout": 1, "stderr": 2}
@@ -33,8 +33,8 @@ def run_once(
     *,
     has_stdin: bool,
     live: bool,
-) -> Outcome:
-    """Runs the command to its end.
+) -> tuple[Outcome, tuple[Skipped, ...]]:
+    """Runs the command to its end; its outcome, and what of the workspace was left out.
 
     Args:
         files: path inside and content of what is written before it starts.
@@ -46,14 +46,15 @@ def run_once(
         ReaderGoneError: nobody reads it.
     """
 
-    async def run() -> Outcome:
+    async def run() -> tuple[Outcome, tuple[Skipped, ...]]:
         async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir) if state_dir else None)) as host:
             async with host.acquire(spec) as box:
                 for path, data in files:
                     await box.write_file(path, data)
                 reading = _stdin_pipe() if has_stdin else None
                 try:
-                    return await _run(box, command, () if reading is None else (reading,), live)
+                    outcome = await _run(box, command, () if reading is None else (reading,), live)
+                    return outcome, box.workspace_skipped
                 finally:
                     if reading is not None:
                         os.close(reading)

@@ -30,6 +30,7 @@ _NOT_OURS = "command_line"
 
 
 _FLAGS = {name: "--" + name.replace("_", "-") for name in ("state_dir", "image", "model_dir", "sampler")}
+_FLAGS["spec.workspace"] = "--workspace"
 """Settings that a deeper layer names by itself, where a command has a flag for them."""
 
 
@@ -91,7 +92,7 @@ def _dispatch(argv: list[str] | None) -> int:
         flush_stdout()  # --help
         raise
     command = importlib.import_module(f"rollout.cli.{arguments.command}")
-    with named_by_flags({name: flag for name, flag in _FLAGS.items() if hasattr(arguments, name)}):
+    with named_by_flags({name: flag for name, flag in _FLAGS.items() if hasattr(arguments, name.rpartition(".")[2])}):
         status: int = command.run(arguments)
     return status
 

@@ -17,13 +17,13 @@ import anyio.to_thread
 from sandbox.archive.caps import FullCaps
 from sandbox.archive.download import TarBuilder
 from sandbox.archive.records import RecordKind, RecordReader
-from sandbox.archive.tree import survey, tree_records
+from sandbox.archive.tree import Survey, survey, tree_records
 from sandbox.archive.upload import batched, tar_records
 from sandbox.errors import ProtocolError, TransferError
 from sandbox.live import ReadingEnd, StdinPipe
 from sandbox.requests import Requests
 from sandbox.transfer import check_put, open_pipe
-from sandbox.types import MIB, Limits, Skipped, TarDownload, TarReport
+from sandbox.types import MIB, SandboxSpec, TarDownload, TarReport
 from sandbox.wire import Kind, Tag, caps_item, text
 
 _BASE_TIMEOUT_S = 60.0
@@ -92,11 +92,16 @@ def _check_whole(stream: BinaryIO, caps: FullCaps) -> None:
     stream.seek(start)
 
 
-async def upload_tree(requests: Requests, directory: str, limits: Limits) -> tuple[Skipped, ...]:
-    """Copies a directory of the host into the workspace; see `Sandbox.upload_tree`."""
-    found = await anyio.to_thread.run_sync(survey, directory, limits)
-    await send_tree(requests, "/workspace", lambda: tree_records(directory), deadline_s(found.num_bytes))
-    return found.skipped
+async def survey_tree(spec: SandboxSpec) -> Survey | None:
+    """Looks at the directory that a sandbox's workspace is to start with; ConfigError where it will not do."""
+    if spec.workspace is None:
+        return None
+    return await anyio.to_thread.run_sync(survey, spec.workspace, spec.limits)
+
+
+async def send_survey(requests: Requests, found: Survey) -> None:
+    """Copies that directory into the workspace."""
+    await send_tree(requests, "/workspace", lambda: tree_records(found.root), deadline_s(found.num_bytes))
 
 
 def _check_report(where: str, report: ReadingEnd) -> None:

@@ -29,6 +29,8 @@ from sandbox.types import Limits, Skipped, SkippedKind
 
 _FIELD = "spec.workspace"
 _PAGE_BYTES = 4096
+MAX_DEPTH = 200
+"""Each level holds a descriptor while it is read."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -36,6 +38,7 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 class Survey(NamedTuple):
     """What a tree needs of a sandbox."""
 
+    root: str
     num_bytes: int
     num_entries: int
     skipped: tuple[Skipped, ...]
@@ -79,7 +82,7 @@ def survey(root: str, limits: Limits) -> Survey:
                 f"does not fit into limits.disk_bytes = {format_size(limits.disk_bytes)} and "
                 f"limits.inodes = {limits.inodes}; raise them, or choose a smaller directory",
             )
-    return Survey(num_bytes, num_entries, tuple(skipped))
+    return Survey(root, num_bytes, num_entries, tuple(skipped))
 
 
 def tree_records(root: str) -> Iterator[bytes]:
@@ -130,6 +133,8 @@ def _walk(root: str) -> Iterator[_Node]:
 
 
 def _walk_directory(root: str, above: str, fd: int) -> Iterator[_Node]:
+    if above.count("/") >= MAX_DEPTH:
+        raise ConfigError(_FIELD, root, f"is nested more than {MAX_DEPTH} directories deep")
     with _named(root, above):
         names = sorted(os.listdir(fd))
     for name in names:

@@ -19,6 +19,8 @@ STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _PUBLIC_FILES = ("ld.so.cache", "protocols", "services")
 _ETC_VERSION = 1
+DEFAULT_USER = 1000
+_KNOWN_USERS = (0, DEFAULT_USER)
 _ETC_FILES = {
     "passwd": "root:x:0:0:root:/workspace:/bin/sh\n"
     "sandbox:x:1000:1000:sandbox:/workspace:/bin/sh\n"
@@ -31,7 +33,7 @@ _ETC_FILES = {
 }
 
 
-def host_mounts(state_dir: Path) -> tuple[Mount, ...]:
+def host_mounts(state_dir: Path, user: int = DEFAULT_USER) -> tuple[Mount, ...]:
     """Mounts of /usr, its companions (/bin, /lib …, links or directories as they are here) and /etc."""
     mounts = [Mount("/usr", "/usr")]
     for name in _TOP_LEVEL:
@@ -40,13 +42,13 @@ def host_mounts(state_dir: Path) -> tuple[Mount, ...]:
             mounts.append(Mount(os.readlink(path), str(path), "symlink"))
         elif path.is_dir():
             mounts.append(Mount(str(path), str(path)))
-    mounts.append(Mount(str(build_etc(state_dir)), "/etc"))
+    mounts.append(Mount(str(build_etc(state_dir, user)), "/etc"))
     return tuple(mounts)
 
 
-def host_image(state_dir: Path) -> Image:
+def host_image(state_dir: Path, user: int = DEFAULT_USER) -> Image:
     """The image named `host`; builds its /etc at the first call, later calls cost three `stat`s."""
-    return Image("host", host_mounts(state_dir), STANDARD_PATH)
+    return Image("host", host_mounts(state_dir, user), STANDARD_PATH)
 
 
 def images_dir(state_dir: Path) -> Path:
@@ -63,12 +65,13 @@ def images_dir(state_dir: Path) -> Path:
     return path
 
 
-def build_etc(state_dir: Path) -> Path:
-    """The generated /etc of this host, built when it is absent or the host's linker cache changed.
+def build_etc(state_dir: Path, user: int = DEFAULT_USER) -> Path:
+    """The generated /etc of this host, which knows `user`; built when it is absent or the host's linker cache changed.
 
     Concurrent builders are harmless: each fills a private directory and the first rename wins.
     """
-    target = images_dir(state_dir) / f"host-etc-{_etc_key()}"
+    stranger = None if user in _KNOWN_USERS else user
+    target = images_dir(state_dir) / f"host-etc-{_etc_key()}{'' if stranger is None else f'-{stranger}'}"
     if target.is_dir():
         return target
     try:
@@ -78,7 +81,7 @@ def build_etc(state_dir: Path) -> Path:
             "state_dir", str(state_dir), f"cannot be written ({error.strerror}); choose another"
         ) from None
     try:
-        _fill_etc(building)
+        _fill_etc(building, stranger)
         building.chmod(0o755)
         building.rename(target)
     except FileExistsError:
@@ -91,8 +94,12 @@ def build_etc(state_dir: Path) -> Path:
     return target
 
 
-def _fill_etc(building: Path) -> None:
-    for name, text in _ETC_FILES.items():
+def _fill_etc(building: Path, stranger: int | None) -> None:
+    texts = dict(_ETC_FILES)
+    if stranger is not None:
+        texts["passwd"] += f"user{stranger}:x:{stranger}:{stranger}:user:/workspace:/bin/sh\n"
+        texts["group"] += f"user{stranger}:x:{stranger}:\n"
+    for name, text in texts.items():
         (building / name).write_text(text)
         (building / name).chmod(0o644)
     for name in _PUBLIC_FILES:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sandbox.errors import ConfigError, SandboxError, StartError
 from sandbox.images.elf import replace_run_path
-from sandbox.images.host import STANDARD_PATH, host_mounts, images_dir
+from sandbox.images.host import DEFAULT_USER, STANDARD_PATH, host_mounts, images_dir
 from sandbox.images.interpreter import Interpreter, find_interpreter
 from sandbox.images.packages import PACKAGES, add_packages, package_versions
 from sandbox.images.types import Image, Mount
@@ -40,7 +40,7 @@ _CHECK = "import sys, ssl, sqlite3, ctypes, numpy.testing, pytest; print(sys.pre
 _ENV = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def python_image(state_dir: Path) -> Image:
+def python_image(state_dir: Path, user: int = DEFAULT_USER) -> Image:
     """The image named `python`; ConfigError (field `image`) when it has not been built."""
     link = state_dir / "images" / "python"
     try:
@@ -50,7 +50,7 @@ def python_image(state_dir: Path) -> Image:
     env = dict(_ENV)
     if (root / "needs-library-path").exists():
         env["LD_LIBRARY_PATH"] = f"{PREFIX}/lib"
-    mounts = (*host_mounts(state_dir), Mount(str(root), PREFIX))
+    mounts = (*host_mounts(state_dir, user), Mount(str(root), PREFIX))
     return Image("python", mounts, f"{PREFIX}/bin:{STANDARD_PATH}", env)
 
 

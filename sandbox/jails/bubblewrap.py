@@ -17,7 +17,6 @@ from sandbox.jails.plan import (
     DEVICES,
     FILTER_FD,
     HOSTNAME,
-    INNER_UID,
     STAGING_PATH,
     WRITABLE,
     JailPlan,
@@ -53,7 +52,7 @@ def argv(plan: JailPlan, image: Image) -> tuple[str, ...]:
     return (
         plan.tool,
         *(f"--unshare-{name}" for name in namespaces),
-        *("--uid", str(INNER_UID), "--gid", str(INNER_UID), "--hostname", HOSTNAME),
+        *("--uid", str(plan.user), "--gid", str(plan.user), "--hostname", HOSTNAME),
         *("--as-pid-1", "--cap-drop", "ALL", "--seccomp", str(FILTER_FD), "--clearenv"),
         *_flatten(map(_mount, image.mounts)),
         *_flatten(("--ro-bind", source, path) for source, path in sources(image)),

@@ -19,7 +19,6 @@ from sandbox.jails.plan import (
     DEVICES,
     FILTER_FD,
     HOSTNAME,
-    INNER_UID,
     STAGING_PATH,
     WRITABLE,
     JailPlan,
@@ -79,7 +78,7 @@ def argv(plan: JailPlan, image: Image) -> tuple[str, ...]:
     """
     return (
         *(_visible(plan.tool), "-Mo", "--quiet", "--hostname", HOSTNAME, "--cwd", "/"),
-        *("--user", str(INNER_UID), "--group", str(INNER_UID)),
+        *("--user", str(plan.user), "--group", str(plan.user)),
         # The warden sets limits and priorities. One session: it kills supervisor and agent as one process group.
         *("--time_limit", "0", "--disable_rlimits", "--nice_level", str(plan.nice), "--skip_setsid"),
         *("--pass_fd", str(AGENT_FD), "--pass_fd", str(FILTER_FD)),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import msgspec
 
 HOSTNAME = "sandbox"
-INNER_UID = 1000
 AGENT_PATH = "/.rollout/agent"
 STAGING_PATH = "/.rollout/staging"
 """An empty directory, where the warden mounts the sandbox's tmpfs until its parts are at their places."""
@@ -34,7 +33,7 @@ siblings), and is empty inside."""
 
 
 class JailPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs between two hosts' jails of the same image."""
+    """What differs between two jails of the same image."""
 
     tool: str
     """Path of the jail tool's binary; any uid can execute it."""
@@ -44,3 +43,5 @@ class JailPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Names in /proc to cover; each exists on this host and any uid can read it."""
     nice: int = 0
     """The priority that the jail starts with, and keeps."""
+    user: int = 1000
+    """Uid and gid that the sandboxed code sees as its own."""
