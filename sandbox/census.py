@@ -123,15 +123,25 @@ def is_warden(info: ProcessInfo) -> bool:
 
 
 def dead_cgroups(engines: list[Engine], table: Mapping[int, ProcessInfo]) -> Iterator[str]:
-    """Parent cgroups of dead engines: of those on record here, and of those whose process is not there any more."""
+    """Parent cgroups of dead engines: of those on record here, and of those whose process is not there any more.
+
+    Another user's are that user's to remove, or root's.
+    """
     living = {directory for engine in engines if engine.alive for directory in engine.cgroups}
     for directory in engine_cgroups():
         match = CGROUP_NAME.fullmatch(os.path.basename(directory))
-        if directory in living or match is None or int(match[1]) in table:
+        if directory in living or match is None or int(match[1]) in table or not _is_ours(directory):
             continue
         # A member shown as 0 lives in a process namespace that we cannot see: not ours to judge.
         if 0 not in _members(directory):
             yield directory
+
+
+def _is_ours(directory: str) -> bool:
+    try:
+        return os.geteuid() == 0 or os.stat(directory).st_uid == os.geteuid()
+    except FileNotFoundError:
+        return False  # removed meanwhile
 
 
 def engine_cgroups() -> Iterator[str]:

@@ -23,6 +23,7 @@ from sandbox.audit import Audit
 from sandbox.build import ensure_native
 from sandbox.capabilities import uid_capability, user_namespace_remedy
 from sandbox.cgroup import files
+from sandbox.cgroup.absent import AbsentBackend
 from sandbox.cgroup.pool import SetPool
 from sandbox.cgroup.probe import open_backend
 from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
@@ -95,7 +96,7 @@ class SandboxHost:
         self._closing = False
         self._disowned = False
         self._sockets: set[socket.socket] = set()  # of sandboxes that are being made
-        self.backend: Backend
+        self.backend: Backend = AbsentBackend()
         self.backend_reasons: dict[str, str] = {}
         """For each cgroup backend that was tried and does not work here: why."""
         self.image_shared = ""
@@ -112,8 +113,9 @@ class SandboxHost:
         """Starts the warden and yields the host; leaving ends every sandbox.
 
         Raises:
-            ConfigError: the state directory cannot be used.
-            CapabilityError: no compiler or binary, no jail tool at all, or a named cgroup backend does not work.
+            ConfigError: the state directory cannot be used, or root's range of uids is somebody else's.
+            CapabilityError: no compiler or binary, no jail tool at all, a named cgroup backend does not work, or other
+                engines have all of root's uids.
         """
         config = config or SandboxConfig()
         chosen = Path(config.state_dir) if config.state_dir is not None else default_state_dir()
@@ -125,6 +127,7 @@ class SandboxHost:
             native = await anyio.to_thread.run_sync(host._prepare)
             try:
                 await host._open_warden(native)
+                await anyio.to_thread.run_sync(host._open_cgroups)
                 yield host
             finally:
                 with anyio.CancelScope(shield=True):
@@ -135,7 +138,7 @@ class SandboxHost:
             slot.close()
 
     def _prepare(self) -> Path:
-        """Stages the binaries and opens the parent cgroups (blocking)."""
+        """Claims root's uids and stages the binaries (blocking)."""
         if self._root:
             base, count = self.config.uid_base, self.config.uid_count
             require_unused(base, count)
@@ -152,16 +155,28 @@ class SandboxHost:
             if not self._plans:
                 raise missing
         self._filter = stage_filter(self.state_dir, build_filter())
+        return native
+
+    def _open_cgroups(self) -> None:
+        """Makes the parent cgroups (blocking), each after its name is known to the warden and on record."""
         config = self.config
         self.backend, self.backend_reasons = open_backend(
             config.cgroup_backend,
             f"{self._slot.number}-{os.getpid()}",
             config.memory_bytes or default_memory_bytes(),
             config.pids or default_pids(),
-            self._slot.record,
+            self._record,
         )
         self._sets = SetPool(self.backend)
-        return native
+
+    def _record(self, roots: tuple[str, ...]) -> None:
+        anyio.from_thread.run(self._own, roots)
+        self._slot.record(roots)
+
+    async def _own(self, roots: tuple[str, ...]) -> None:
+        items = [text(Tag.DIR, root) for root in roots]
+        items.append(text(Tag.PATH, str(self._slot.record_path)))
+        await self._warden.own(items, () if self._claim is None else (self._claim.lock_fd,))
 
     def _plan(self, jail: JailName) -> JailPlan:
         """The plan of that jail, its tool found and staged at first use (blocking)."""
@@ -180,16 +195,12 @@ class SandboxHost:
                 self._claim = await anyio.to_thread.run_sync(claim_uids, *wanted)
                 self._uids = inner_uids(ids, self._claim.block, UIDS_PER_ENGINE)
                 require_open(self.state_dir / "bin")
-                await self._warden.open(native, lock_fd, self._estate(), self._claim.lock_fd, ids)
+                await self._warden.open(native, lock_fd, ids)
                 return
             except CapabilityError as error:
                 self._uids = None
                 self.shared_uid = str(error)
-        await self._warden.open(native, lock_fd, self._estate(), self._claim.lock_fd if self._claim else None)
-
-    def _estate(self) -> list[Item]:
-        record = [text(Tag.PATH, str(self._slot.record_path))]
-        return [text(Tag.DIR, root) for root in self.backend.roots] + record
+        await self._warden.open(native, lock_fd)
 
     def disown(self) -> list[int]:
         """In a forked child: these sandboxes are the parent's. See `sandbox.forks`."""

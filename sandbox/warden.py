@@ -101,19 +101,11 @@ class Warden:
         assert self._process is not None
         return self._process.pid
 
-    async def open(
-        self,
-        native: Path,
-        lock_fd: int,
-        estate: Sequence[Item],
-        claim_fd: int | None = None,
-        ids: SubordinateIds | None = None,
-    ) -> None:
-        """Starts the process and names what it must remove at the end.
+    async def open(self, native: Path, lock_fd: int, ids: SubordinateIds | None = None) -> None:
+        """Starts the process.
 
         Args:
             lock_fd: a lock that it holds until the last trace is gone.
-            claim_fd: another.
             ids: runs it in a user namespace with these, so that it can change to each sandbox's own.
 
         Raises:
@@ -135,7 +127,19 @@ class Warden:
             await self._hello.event.wait()
         if self._hello.frame is None or self._hello.frame.ident != VERSION:
             raise StartError("the warden did not answer")
-        await self._link.send(encode(Kind.OWN, 0, estate), () if claim_fd is None else (claim_fd,))
+
+    async def own(self, estate: Sequence[Item], locks: Sequence[int] = ()) -> None:
+        """Names what the warden must remove when the engine is gone, instead of what was named before.
+
+        Args:
+            locks: descriptors that it holds until that is done; the caller keeps its own.
+
+        Raises:
+            SandboxDiedError: the warden has ended.
+        """
+        if self._link is None:
+            raise SandboxDiedError("the warden was not started")
+        await self._link.send(encode(Kind.OWN, 0, estate), locks)
 
     def _on_frame(self, frame: Frame, fds: list[int]) -> None:
         for fd in fds:

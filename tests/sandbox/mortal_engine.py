@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import msgspec
 
+from sandbox.cgroup.probe import BackendName
 from sandbox.errors import SandboxError
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.types import Command, JailName, SandboxSpec
@@ -28,17 +29,22 @@ STORM = (
 TRUE = Command(argv=("true",))
 
 
+def own_uid_base() -> int:
+    """First of the uids for the engines of this session, as root."""
+    return 1_500_000 + os.getpid() % 2000 * 2**19
+
+
 class Plan(msgspec.Struct, kw_only=True):
     """What the engine is to do."""
 
     state_dir: str
-    backend: str
+    backend: BackendName
     jail: JailName
     mark: str
     """A number of seconds that nobody else sleeps."""
     states: tuple[str, ...] = ("idle", "busy", "frozen", "storm", "starting")
-    copies: int = 1
-    """Sandboxes in each state."""
+    uid_base: int = msgspec.field(default_factory=own_uid_base)
+    """Nobody else's: a killed engine's uids are free at once, and would be given to any other engine of this host."""
 
 
 class Ready(msgspec.Struct, kw_only=True):
@@ -60,7 +66,7 @@ class Answer(msgspec.Struct):
 
 
 class Faults(msgspec.Struct):
-    """The name of the exception that each waiter got, by state and copy."""
+    """The name of the exception that each waiter got, by state."""
 
     by_waiter: dict[str, str]
 
@@ -124,7 +130,7 @@ class Mortal:
 
 
 async def main(plan: Plan) -> None:
-    config = SandboxConfig(state_dir=plan.state_dir, cgroup_backend=plan.backend)  # type: ignore[arg-type]
+    config = SandboxConfig(state_dir=plan.state_dir, cgroup_backend=plan.backend, uid_base=plan.uid_base)
     faults: dict[str, str] = {}
     async with SandboxHost.start(config) as host:
         mortal = Mortal(host, plan)
@@ -137,10 +143,9 @@ async def main(plan: Plan) -> None:
 
         async with anyio.create_task_group() as group:
             for state in plan.states:
-                for copy in range(plan.copies):
-                    ready = anyio.Event()
-                    group.start_soon(hold, f"{state} {copy}", getattr(mortal, state), ready)
-                    await ready.wait()
+                ready = anyio.Event()
+                group.start_soon(hold, state, getattr(mortal, state), ready)
+                await ready.wait()
             uids = range(os.geteuid(), os.geteuid() + 1) if host._claim is None else host._claim.uids
             say(
                 Ready(

@@ -21,15 +21,25 @@ SCRIPT = Path(__file__).with_name("mortal_engine.py")
 REPOSITORY = SCRIPT.parent.parent.parent
 
 
+def command(plan: Plan, python: Sequence[str] | None = None) -> list[str]:
+    """The words that start such an engine."""
+    return [*(python or [sys.executable]), str(SCRIPT), msgspec.json.encode(plan).decode()]
+
+
+def variables() -> dict[str, str]:
+    """Its environment, for this user."""
+    return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+
+
 class MortalEngine:
     """Args: what it is to hold, and who runs it (None: this user, with this interpreter)."""
 
     def __init__(self, plan: Plan, python: Sequence[str] | None = None, env: Mapping[str, str] | None = None) -> None:
         self.plan = plan
         self._others = {(info.pid, info.started) for info in snapshot().values()}
-        argv = [*(python or [sys.executable]), str(SCRIPT), msgspec.json.encode(plan).decode()]
-        variables = dict(env) if env is not None else {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
+        self.process = subprocess.Popen(
+            command(plan, python), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env or variables()
+        )
         self.ready = msgspec.json.decode(self._line(), type=Ready)
 
     def _line(self) -> bytes:

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,16 +19,18 @@ from pathlib import Path
 
 import msgspec
 
+from sandbox.census import take_census
+from sandbox.processes import snapshot, with_descendants
 from sandbox.state import reconcile
 from sandbox.types import JAIL_NAMES, JailName
 from tests.sandbox.mortal_engine import Plan
-from tests.sandbox.mortals import MortalEngine, mortal_engine
+from tests.sandbox.mortals import MortalEngine, command, mortal_engine, variables
 
-VICTIMS = ("engine", "engine", "both", "both-reversed")
-"""In turn: half of the kills leave the warden alive, half take it along, in either order."""
-LONGEST_S = 1.0
+VICTIMS = ("engine", "both", "engine", "both-reversed", "early")
+"""In turn: the engine alone, its warden with it (in either order), and an engine that may still be coming up."""
+LONGEST_S = 1.2
 """The kill comes within this time after the sandboxes are there."""
-LIMIT_S = {"engine": 2.0, "both": 1.0, "both-reversed": 1.0}
+LIMIT_S = {"engine": 2.0, "both": 1.0, "both-reversed": 1.0, "early": 2.0}
 _LOOK_S = 0.002
 _AGAIN_S = 0.05
 
@@ -50,6 +53,8 @@ def kill_once(state_dir: Path, jail: JailName, victim: str, after_s: float) -> K
     """Starts an engine whose sandboxes come and go, kills it, and looks."""
     states = ("busy", "starting", "starting", "starting")
     plan = Plan(state_dir=str(state_dir), backend="auto", jail=jail, mark=f"6{os.getpid()}", states=states)
+    if victim == "early":
+        return _kill_early(plan, after_s)
     with mortal_engine(plan) as engine:
         time.sleep(after_s)
         num_processes = len(engine.jailed())
@@ -58,10 +63,32 @@ def kill_once(state_dir: Path, jail: JailName, victim: str, after_s: float) -> K
         left = engine.processes_left if victim != "engine" else lambda: engine.processes_left() + engine.traces()
         gone_s = _wait_gone(left, started + LIMIT_S[victim]) - started
         time.sleep(_AGAIN_S)  # what forked while we looked would be seen now
-        if not (found := left()) and victim != "engine":
+        found = left()
+        if victim != "engine":
             reconcile(state_dir)  # as the next engine does when it starts
-            found = engine.processes_left() + engine.traces()
+            found += engine.traces()
     return Kill(jail, victim, after_s, num_processes, gone_s, tuple(found))
+
+
+def _kill_early(plan: Plan, after_s: float) -> Kill:
+    """The same, some time after the process was started, whatever it has come to."""
+    with subprocess.Popen(
+        command(plan), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, env=variables()
+    ) as engine:
+        time.sleep(after_s)
+        num_processes = len(with_descendants([engine.pid], snapshot())) - 1
+        engine.kill()
+        started = time.monotonic()
+        engine.wait()
+
+    def left() -> list[str]:
+        census = take_census(Path(plan.state_dir))
+        cgroups = [path for path in census.cgroups if path.endswith(f"-{engine.pid}")]
+        return [*census.dead_engines, *census.processes, *cgroups, *census.mounts]
+
+    gone_s = _wait_gone(left, started + LIMIT_S["early"]) - started
+    time.sleep(_AGAIN_S)
+    return Kill(plan.jail, "early", after_s, num_processes, gone_s, tuple(left()))
 
 
 def _wait_gone(left: Callable[[], list[str]], deadline: float) -> float:

@@ -13,14 +13,17 @@ import anyio
 import msgspec
 import pytest
 
+from sandbox.cgroup.probe import BackendName
 from sandbox.errors import SandboxDiedError, SandboxError
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.processes import ProcessInfo, inspect, snapshot, with_descendants
 from sandbox.state import reconcile
 from sandbox.types import Command, JailName, SandboxSpec
-from tests.sandbox.mortal_engine import Plan
+from tests.sandbox.conftest import UNPRIVILEGED_UID
+from tests.sandbox.mortal_engine import Plan, own_uid_base
 from tests.sandbox.mortals import mortal_engine
 from tests.sandbox.soak_deaths import kill_often
+from tests.sandbox.subordinates import enter_with_account
 from tests.sandbox.waiting import until, wait_until
 
 LIMIT_S = {"warden": 2.0, "engine": 2.0, "both": 1.0, "both-reversed": 1.0}
@@ -33,21 +36,29 @@ class Someone(NamedTuple):
     """Whose engine it is, and what holds its processes together."""
 
     state_dir: Path
-    backend: str
+    backend: BackendName
     python: Sequence[str] | None = None
     env: Mapping[str, str] | None = None
 
 
-@pytest.fixture(params=["auto", "none", "unprivileged"])
+@pytest.fixture(params=["auto", "none", "unprivileged", "subordinate"])
 def someone(
-    request: pytest.FixtureRequest, state_dir: Path, unprivileged: tuple[list[str], dict[str, str], Path]
+    request: pytest.FixtureRequest,
+    state_dir: Path,
+    unprivileged: tuple[list[str], dict[str, str], Path],
+    tmp_path: Path,
 ) -> Someone:
-    """This user with what the host has, this user without cgroups, and somebody without any privilege."""
-    if request.param != "unprivileged":
+    """This user with what the host has, this user without cgroups, and two without any privilege.
+
+    One of those shares its uid with all of its sandboxes, the other has a range of subordinate uids to give them.
+    """
+    if request.param in ("auto", "none"):
         return Someone(state_dir, request.param)
     if os.geteuid() != 0:
-        pytest.skip("environment: this user has no privileges already")
+        pytest.skip("environment: only root can become somebody else")
     python, env, own = unprivileged
+    if request.param == "subordinate":
+        python = [*enter_with_account(tmp_path, UNPRIVILEGED_UID, own, f"worker:{own_uid_base()}:65536\n"), *python]
     return Someone(own, "auto", python, env)
 
 
@@ -75,7 +86,7 @@ def test_nothing_is_left_whoever_dies_and_whatever_the_sandboxes_are_doing(
         time.sleep(AGAIN_S)  # what forked while we looked would be seen now
         assert engine.processes_left() == []
         if victim == "warden":
-            assert engine.faults() == dict.fromkeys((f"{state} 0" for state in what.states), "SandboxDiedError")
+            assert engine.faults() == dict.fromkeys(what.states, "SandboxDiedError")
             assert engine.processes_left() == []
         if victim == "engine":
             wait_until(lambda: not engine.traces(), LIMIT_S[victim])
@@ -86,10 +97,10 @@ def test_nothing_is_left_whoever_dies_and_whatever_the_sandboxes_are_doing(
 @pytest.mark.anyio
 @pytest.mark.parametrize("backend", ["auto", "none"])
 async def test_the_next_start_cleans_up_after_both_and_an_engine_beside_them_loses_nothing(
-    state_dir: Path, backend: str, jail: JailName
+    state_dir: Path, backend: BackendName, jail: JailName
 ) -> None:
     someone = Someone(state_dir, backend)
-    config = SandboxConfig(state_dir=str(state_dir), cgroup_backend=backend)  # type: ignore[arg-type]
+    config = SandboxConfig(state_dir=str(state_dir), cgroup_backend=backend, uid_base=own_uid_base())
     with (
         mortal_engine(plan(someone, jail, "busy", "frozen", "answering")) as beside,
         mortal_engine(plan(someone, jail)) as engine,

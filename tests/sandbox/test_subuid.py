@@ -18,16 +18,8 @@ import pytest
 from sandbox.errors import CapabilityError
 from sandbox.subuid import SubordinateIds, find_subordinate_ids, inner_uids, longest_range, require_open
 from tests.sandbox.conftest import UNPRIVILEGED_UID
+from tests.sandbox.subordinates import enter_with_account
 
-ENTER = """
-set -e
-for name in passwd subuid subgid; do
-  test -e /etc/$name || touch /etc/$name
-  mount --bind "$1/$name" /etc/$name
-done
-shift
-exec "$@"
-"""
 TWO_SANDBOXES = """
 import json, os, sys
 import anyio
@@ -62,15 +54,9 @@ Runner = Callable[..., subprocess.CompletedProcess[str]]
 def as_worker(unprivileged: tuple[list[str], dict[str, str], Path], tmp_path: Path) -> Runner:
     """Runs a Python of the unprivileged user, who has an account and (unless told otherwise) subordinate ids."""
     words, env, home = unprivileged
-    if shutil.which("newuidmap") is None:
-        pytest.fail("newuidmap is missing: apt install uidmap (scripts/test does it for root)")
-    account = f"worker:x:{UNPRIVILEGED_UID}:{UNPRIVILEGED_UID}::{home}:/bin/sh\n"
-    (tmp_path / "passwd").write_text(Path("/etc/passwd").read_text() + account)
 
     def run(*arguments: str, ranges: str = "worker:300000:65536\n") -> subprocess.CompletedProcess[str]:
-        for name in ("subuid", "subgid"):
-            (tmp_path / name).write_text(ranges)
-        enter = ["unshare", "--mount", "sh", "-c", ENTER, "enter", str(tmp_path)]
+        enter = enter_with_account(tmp_path, UNPRIVILEGED_UID, home, ranges)
         return subprocess.run(
             [*enter, *words, *arguments], env=env, capture_output=True, text=True, timeout=120, check=False
         )
