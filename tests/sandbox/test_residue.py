@@ -148,7 +148,7 @@ def test_gc_removes_what_engine_and_warden_left_and_spares_the_living(own_state_
     census = take_census(own_state_dir)
     assert census.engines == (living.process.pid,)
     assert len(census.dead_engines) == 1
-    assert set(census.cgroups) == set(dead.roots)
+    assert set(census.cgroups) >= set(dead.roots)
     collection = collect(own_state_dir)
     assert collection.failed == ()
     assert collection.left.total == 0
@@ -167,7 +167,7 @@ def test_gc_ends_a_warden_that_hangs_and_all_that_it_holds(own_state_dir: Path, 
         assert census.engines == (living.process.pid,)
         assert len(census.dead_engines) == 1
         assert {int(entry.split()[0]) for entry in census.processes} >= {info.pid for info in (warden, *jailed)}
-        assert set(census.cgroups) == set(dead.roots)
+        assert set(census.cgroups) >= set(dead.roots)
         collection = collect(own_state_dir, patience_s=0.1)
     assert collection.failed == ()
     assert collection.left.total == 0
