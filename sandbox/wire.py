@@ -19,7 +19,7 @@ MAX_FRAME_BYTES = 192 * 1024
 MAX_FDS = 64
 MAX_STRINGS = 4096
 
-_MAX_ERRNO = 4095
+MAX_ERRNO = 4095
 _MAX_STATUS = 0xFFFF
 _MAX_AMOUNT = 1 << 53  # microseconds (centuries) or bytes: exact as a float, too
 _HEADER = struct.Struct("<IHHII")
@@ -183,7 +183,7 @@ class Frame(NamedTuple):
     def errno(self, default: int = 0) -> int:
         """The ERRNO item, or `default` where there is none; never a number that is no errno."""
         code = self.number(Tag.ERRNO, default)
-        if code > _MAX_ERRNO:
+        if code > MAX_ERRNO:
             raise ProtocolError(f"{code} is no errno")
         return code
 
@@ -193,7 +193,7 @@ class Frame(NamedTuple):
         if value is None or len(value) != _RESULT.size:
             raise ProtocolError("a frame without a well-formed result")
         result = Result(*_RESULT.unpack(value))
-        if result.status > _MAX_STATUS or result.setup_errno > _MAX_ERRNO or max(result[2:5]) > _MAX_AMOUNT:
+        if result.status > _MAX_STATUS or result.setup_errno > MAX_ERRNO or max(result[2:5]) > _MAX_AMOUNT:
             raise ProtocolError(f"a result that cannot be: {result}")
         return result
 

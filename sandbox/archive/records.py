@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from sandbox.errors import ProtocolError
+from sandbox.wire import MAX_ERRNO
 
 MAGIC = 0x52414C52
 MAX_PATH_BYTES = 4000
@@ -70,7 +71,8 @@ def parse(head: bytes) -> tuple[Record, int]:
         ProtocolError: it is none.
     """
     magic, kind, mode, path_length, error, size, mtime_s = _HEADER.unpack(head)
-    if magic != MAGIC or kind > max(RecordKind) or mode > PERMISSIONS or path_length > MAX_PATH_BYTES:
+    in_range = kind <= max(RecordKind) and mode <= PERMISSIONS and path_length <= MAX_PATH_BYTES
+    if magic != MAGIC or not in_range or error > MAX_ERRNO:
         raise ProtocolError("not a record")
     return Record(RecordKind(kind), "", mode, error, size, mtime_s), path_length
 

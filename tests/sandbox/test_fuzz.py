@@ -16,10 +16,11 @@ from sandbox.errors import SandboxError
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.sandbox import Sandbox
 from sandbox.types import MIB, Command, JailName, Limits, SandboxSpec
-from sandbox.wire import Item, Kind, Tag, encode, number, rlimit, text
+from sandbox.wire import Item, Kind, Tag, caps_item, encode, number, rlimit, text
 from tests.sandbox.fuzzing import scaled, seed
 from tests.sandbox.mutation import mutated
 from tests.sandbox.sanitizers import Sanitized, named_native
+from tests.sandbox.test_hostile_records import stream_of
 
 
 def children_of(pid: int) -> list[str]:
@@ -54,6 +55,13 @@ def descriptors() -> Iterator[list[int]]:
         os.close(fd)
 
 
+def refill(fd: int, data: bytes) -> None:
+    """Puts other content into a passed file, from its start."""
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, data, 0)
+    os.lseek(fd, 0, os.SEEK_SET)
+
+
 def frames_of(chance: random.Random, *, keeper: bool) -> list[bytes]:
     ident = chance.randrange(1 << 20, (1 << 20) + 300)
     script = chance.choice(("echo words", "sleep 0.05 & sleep 0.01", "(setsid sleep 9 &)", "cat; exit 3", "sleep 1"))
@@ -69,6 +77,8 @@ def frames_of(chance: random.Random, *, keeper: bool) -> list[bytes]:
         encode(Kind.KILL, ident, kept),
         encode(Kind.KILL, ident + 1, kept),
         encode(Kind.STAT, ident),
+        encode(Kind.UNPACK, ident, [text(Tag.PATH, "/workspace/t"), number(Tag.STDIO, 2), *limits]),
+        encode(Kind.PACK, ident, [text(Tag.PATH, path), number(Tag.STDIO, 1), caps_item(1 << 20, 100), *limits]),
     ]
 
 
@@ -78,7 +88,8 @@ async def attack_agent(box: Sandbox, chance: random.Random, descriptors: list[in
     keeper = not box._cgroups.kill_file()
     for index in range(PER_BOX):
         frame = next(mutated(chance, frames_of(chance, keeper=keeper), 1, kinds, shaped=index < PER_BOX - 2))
-        count = chance.choice((0, 1, 3, 3, 3, 3, 4, 6, 64))
+        count = chance.choice((0, 1, 2, 3, 3, 3, 3, 4, 6, 64))
+        refill(descriptors[-1], stream_of(chance))
         try:
             with anyio.fail_after(PING_S):
                 await box._link.send(frame[:190_000], [chance.choice(descriptors) for _ in range(count)])
