@@ -98,8 +98,10 @@ async def attack_agent(box: Sandbox, chance: random.Random, descriptors: list[in
                     seen[outcome.reason.value] += 1
                     assert (await box.usage()).disk_bytes is not None
         except SandboxError:
-            seen["died"] += 1
-            return index + 1
+            if not box.alive:
+                seen["died"] += 1
+                return index + 1
+            seen["refused"] += 1  # a broken frame had the number of our command, and was answered first
     return PER_BOX
 
 
