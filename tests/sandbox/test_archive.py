@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from sandbox.errors import ConfigError, SandboxDiedError, TransferError
+from sandbox.errors import ConfigError, SandboxDiedError, SandboxFrozenError, TransferError
 from sandbox.host import SandboxHost
 from sandbox.sandbox import Sandbox
 from sandbox.types import MIB, Command, JailName, Limits, SandboxSpec, Skipped
@@ -279,6 +279,30 @@ async def test_a_cancelled_transfer_leaves_no_process_and_the_sandbox_lives(box:
     usage = await box.usage()
     assert usage.pids == 0
     assert await sh(box, "ls d | wc -l") == "1500\n"
+
+
+async def test_a_transfer_that_a_freeze_caught_can_be_given_up_and_leaves_nothing(box: Sandbox) -> None:
+    if "memory" in box.unenforced:
+        pytest.skip("this host has no cgroups to freeze")
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as pipe:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as group:
+
+                async def upload() -> None:
+                    with pytest.raises(ConfigError, match="empty"):
+                        await box.upload_tar(pipe)
+
+                group.start_soon(upload)
+                await anyio.sleep(0.2)
+                await box.freeze()
+                with pytest.raises(SandboxFrozenError):
+                    await box.download_tar(max_bytes=MIB)
+                assert (await box.usage()).disk_bytes is None
+                os.close(writing)
+    await box.thaw()
+    assert await sh(box, "echo fine") == "fine\n"
+    assert (await box.usage()).pids == 0
 
 
 async def test_transfers_at_once_do_not_mix(box: Sandbox) -> None:
