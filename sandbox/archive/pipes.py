@@ -18,7 +18,7 @@ from sandbox.archive.caps import FullCaps
 from sandbox.archive.download import TarBuilder
 from sandbox.archive.records import RecordKind, RecordReader
 from sandbox.archive.tree import Survey, survey, tree_records
-from sandbox.archive.upload import batched, tar_records
+from sandbox.archive.upload import Tally, batched, tar_records
 from sandbox.errors import ProtocolError, TransferError
 from sandbox.live import ReadingEnd, StdinPipe
 from sandbox.requests import Requests
@@ -78,16 +78,16 @@ async def send_tree(
 async def upload_tar(requests: Requests, source: bytes | BinaryIO, where: str, caps: FullCaps) -> TarReport:
     """Unpacks a tar; see `Sandbox.upload_tar`."""
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
-    report = [0, 0, 0]
+    tally = Tally()
     if stream.seekable():
         await anyio.to_thread.run_sync(_check_whole, stream, caps)
-    await send_tree(requests, where, lambda: tar_records(stream, caps, report), deadline_s(caps.max_bytes))
-    return TarReport(num_files=report[0], num_directories=report[1], num_bytes=report[2])
+    await send_tree(requests, where, lambda: tar_records(stream, caps, tally), deadline_s(caps.max_bytes))
+    return TarReport(num_files=tally.num_files, num_directories=tally.num_directories, num_bytes=tally.num_bytes)
 
 
 def _check_whole(stream: BinaryIO, caps: FullCaps) -> None:
     start = stream.tell()
-    for _ in tar_records(stream, caps, [0, 0, 0], content=False):
+    for _ in tar_records(stream, caps, Tally(), content=False):
         continue
     stream.seek(start)
 

@@ -1,7 +1,7 @@
 """From a tar to records: what a caller gives, checked before the inside sees any of it.
 
 Invariant: a member is passed on only when its name stays inside, it is a regular file or a directory, and the sum of
-all sizes so far is below the cap; the source is read forward, in pieces of at most `_READ_BYTES`.
+all sizes so far is below the cap; the source is read forward, and a member's headers are bounded.
 """
 
 from __future__ import annotations
@@ -16,32 +16,52 @@ from sandbox.archive.names import Names
 from sandbox.archive.records import BLOCK_BYTES, END_OF_FILE, PERMISSIONS, Record, RecordKind, blocks, header
 from sandbox.errors import ConfigError
 
-_READ_BYTES = 1 << 20
-"""Largest piece read at once; a longer header (a name of a megabyte) is no honest tar's."""
+_HEADER_BYTES = 1 << 20
+"""Most that one member's headers may hold; a name of a megabyte is no honest tar's."""
+_SKIP_BYTES = 1 << 20
 _BATCH_BYTES = 256 * 1024
 _MAX_TIME_S = 1 << 33
 
 
+class Tally:
+    """What has been passed on so far."""
+
+    def __init__(self) -> None:
+        self.num_files = 0
+        self.num_directories = 0
+        self.num_bytes = 0
+
+
 class _Forward(io.RawIOBase):
-    """A source that is only read forward, one byte of going back apart; refuses pieces of absurd length."""
+    """A source that is only read forward, one byte of going back apart; bounds what is read as headers."""
 
     def __init__(self, source: BinaryIO) -> None:
         super().__init__()
         self._source = source
         self._at = 0
         self._kept = b""
+        self._header_left: int | None = None
         self.last = b""
 
+    def limit(self, num_bytes: int | None) -> None:
+        """How much the next reads may ask for together; None for no limit."""
+        self._header_left = num_bytes
+
     def read(self, size: int = -1) -> bytes:
-        if not 0 <= size <= _READ_BYTES:
-            raise ConfigError("source", size, "has a header of absurd length; write a plain tar")
-        parts = [self._kept] if size else []
-        got = len(self._kept) if size else 0
+        if self._header_left is not None:
+            self._header_left -= size
+            if size < 0 or self._header_left < 0:
+                raise ConfigError("source", "tar", "has a header of absurd length; write a plain tar")
+        return self._take(size)
+
+    def _take(self, size: int) -> bytes:
+        if size == 0:
+            return b""
+        parts, self._kept = [self._kept], b""
+        got = len(parts[0])
         while got < size and (part := self._source.read(size - got)):
             parts.append(part)
             got += len(part)
-        if size:
-            self._kept = b""
         self.last = b"".join(parts)
         self._at += got
         return self.last
@@ -53,18 +73,18 @@ class _Forward(io.RawIOBase):
         if target == self._at - 1 and self.last and not self._kept:
             self._kept, self._at = self.last[-1:], target
         if whence or target < self._at:
-            raise ConfigError("source", target, "leads backwards; write a plain tar")
-        while self._at < target and self.read(min(target - self._at, _READ_BYTES)):
+            raise ConfigError("source", "tar", "leads backwards; write a plain tar")
+        while self._at < target and self._take(min(target - self._at, _SKIP_BYTES)):
             continue
         return self._at
 
 
-def tar_records(source: BinaryIO, caps: FullCaps, report: list[int], *, content: bool = True) -> Iterator[bytes]:
+def tar_records(source: BinaryIO, caps: FullCaps, tally: Tally, *, content: bool = True) -> Iterator[bytes]:
     """The bytes for the pipe, in pieces of about a block.
 
     Args:
         content: False to look at the headers alone, and at where the content ends.
-        report: numbers of files, directories and bytes; counted up.
+        tally: counts what is passed on.
 
     Raises:
         ConfigError: not a plain tar, or a member that may not go in; names it.
@@ -72,18 +92,19 @@ def tar_records(source: BinaryIO, caps: FullCaps, report: list[int], *, content:
     directories: list[Record] = []
     names = Names(caps.max_entries)
     forward = _Forward(source)
+    forward.limit(_HEADER_BYTES)
     try:
         with tarfile.open(fileobj=forward, mode="r:", errors="surrogateescape", encoding="utf-8") as tar:
-            while (member := tar.next()) is not None:
+            while (member := _next(tar, forward)) is not None:
                 name = _check(member, names)
                 if name and member.isdir():
-                    report[1] += 1
+                    tally.num_directories += 1
                     directories.append(_record(RecordKind.SEAL, name, member))
                     yield header(_record(RecordKind.DIRECTORY, name, member))
                 elif name:
-                    report[0] += 1
-                    report[2] += member.size
-                    if report[2] > caps.max_bytes:
+                    tally.num_files += 1
+                    tally.num_bytes += member.size
+                    if tally.num_bytes > caps.max_bytes:
                         raise ConfigError(
                             "source", name, f"brings the tar over {caps.max_bytes} bytes; raise max_bytes"
                         )
@@ -92,11 +113,18 @@ def tar_records(source: BinaryIO, caps: FullCaps, report: list[int], *, content:
                         yield from _content(tar, member)
         if forward.last != bytes(tarfile.BLOCKSIZE):
             raise ConfigError("source", "tar", "is cut off or damaged: it does not end as a tar ends")
-    except (tarfile.TarError, ValueError, OverflowError, EOFError) as error:
+    except (tarfile.TarError, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError("source", "tar", f"cannot be read as a plain (uncompressed) tar: {error}") from None
     for record in reversed(directories):  # deepest first: a read-only directory is closed when it is full
         yield header(record)
     yield header(Record(RecordKind.END, ""))
+
+
+def _next(tar: tarfile.TarFile, forward: _Forward) -> tarfile.TarInfo | None:
+    forward.limit(_HEADER_BYTES)
+    member = tar.next()
+    forward.limit(None)
+    return member
 
 
 def _check(member: tarfile.TarInfo, names: Names) -> str:
@@ -106,6 +134,8 @@ def _check(member: tarfile.TarInfo, names: Names) -> str:
         raise ConfigError("source", member.name, "must be a relative path without `..` and NUL")
     if not (member.isreg() or member.isdir()):
         raise ConfigError("source", name, "is neither a regular file nor a directory; leave links and devices out")
+    if member.issparse():
+        raise ConfigError("source", name, "is stored as a sparse file; write a plain tar")
     if member.size < 0 or (not name and member.isreg()):
         raise ConfigError("source", name, "is no file of a plain tar")
     wrong = names.add(name, "directory" if member.isdir() else "file") if name else None
