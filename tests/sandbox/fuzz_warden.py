@@ -117,8 +117,9 @@ class Attack:
             theirs.close()
             ours.settimeout(EXIT_S)
             try:
-                if decode(ours.recv(65_536)).kind != Kind.HELLO:
-                    self.problems.append("no hello")
+                hello = ours.recv(65_536)
+                if not hello or decode(hello).kind != Kind.HELLO:
+                    self.problems.append(f"warden {self.num_wardens} said no hello")
                 self._send_all(chance, ours)
             except OSError:  # the warden has ended over a frame, as it may
                 self.answers["ended"] += 1
@@ -153,7 +154,10 @@ class Attack:
 
     def _read_answers(self, end: socket.socket) -> None:
         while select.select([end], [], [], 0)[0]:
-            answer = decode(end.recv(65_536))
+            data = end.recv(65_536)
+            if not data:
+                raise ConnectionResetError
+            answer = decode(data)
             self.answers[Kind(answer.kind).name] += 1
 
 
