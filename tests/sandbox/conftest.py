@@ -55,28 +55,26 @@ def no_reports(chosen_native: Sanitized | None) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def unprivileged(state_dir: Path, chosen_native: Sanitized | None) -> Iterator[tuple[list[str], dict[str, str], Path]]:
+def unprivileged(chosen_native: Sanitized | None) -> Iterator[tuple[list[str], dict[str, str], Path]]:
     """Words that start a Python without privileges, its environment, and a state directory of that user's own.
 
-    Root becomes another user; another user stays what it is. The interpreter is the toolchain image's, since the one
-    that runs the tests may lie in a closed home directory.
+    Root becomes another user, for whom `scripts/as-unprivileged` opens the way to checkout and interpreter; another
+    user stays what it is.
     """
     own = Path(tempfile.mkdtemp(prefix="rollout-unprivileged-"))
     own.chmod(0o755)
     become = []
     if os.geteuid() == 0:
         os.chown(own, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
-        become = ["setpriv", f"--reuid={UNPRIVILEGED_UID}", f"--regid={UNPRIVILEGED_UID}", "--clear-groups"]
-    python = (state_dir / "images" / "python").resolve() / "bin" / "python3"
-    installed_packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+        become = [str(REPOSITORY / "scripts" / "as-unprivileged")]
     env = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(own),
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *installed_packages]),
+        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *(entry for entry in sys.path if entry.endswith("-packages"))]),
         "PYTHONDONTWRITEBYTECODE": "1",
         **({"ROLLOUT_NATIVE": native} if (native := os.environ.get("ROLLOUT_NATIVE")) else {}),
     }
-    yield [*become, str(python)], env, own
+    yield [*become, sys.executable], env, own
     shutil.rmtree(own)
 
 

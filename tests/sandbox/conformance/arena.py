@@ -65,11 +65,13 @@ def assert_limit_reason(outcome: Outcome, limit: str, reason: Reason, ordinary: 
         assert outcome.reason is reason, outcome
 
 
-async def eventually(holds: Callable[[], bool], limit_s: float = 20.0) -> None:
-    """Waits until something holds; fails after the limit."""
+async def eventually(
+    holds: Callable[[], bool], limit_s: float = 20.0, instead: Callable[[], object] = lambda: "still not so"
+) -> None:
+    """Waits until something holds; fails after the limit, with what there is instead."""
     deadline_s = time.monotonic() + limit_s
     while not holds():
-        assert time.monotonic() < deadline_s, "still not so"
+        assert time.monotonic() < deadline_s, instead()
         await anyio.sleep(0.01)
 
 
@@ -86,6 +88,11 @@ def mounts() -> int:
 def open_fds() -> int:
     """Descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def what_is_open() -> list[str]:
+    """Targets of this process's descriptors."""
+    return [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
 
 
 def warden_of(host: SandboxHost) -> int:
@@ -111,7 +118,7 @@ class Arena:
             yield box
             await self._check_sibling()
         await self._check_sibling()
-        await eventually(lambda: open_fds() <= num_fds)
+        await eventually(lambda: open_fds() <= num_fds, instead=what_is_open)
         await eventually(lambda: below(warden) <= before[0])
         assert (mounts(), self.host.num_live) == before[1:]
         async with self.host.acquire(spec) as fresh:
@@ -136,5 +143,12 @@ async def open_arena(config: SandboxConfig, spec: SandboxSpec) -> AsyncIterator[
     assert not any(map(os.path.exists, roots))
     assert warden not in snapshot()
     assert mounts() == num_mounts
-    await eventually(lambda: open_fds() <= num_fds)
-    await eventually(lambda: take_census(Path(config.state_dir or "/")).total == 0)
+    await eventually(lambda: open_fds() <= num_fds, instead=what_is_open)
+    state_dir = Path(config.state_dir or "/")
+    await eventually(lambda: leftovers(state_dir) == [], instead=lambda: leftovers(state_dir))
+
+
+def leftovers(state_dir: Path) -> list[str]:
+    """What engines of this state directory left. (Their cgroups are asked for by name: a census sees the whole host's.)"""
+    census = take_census(state_dir)
+    return [*census.processes, *census.dead_engines, *census.mounts, *census.directories]

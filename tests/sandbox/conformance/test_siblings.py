@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from sandbox.sandbox import Sandbox
-from sandbox.types import Command, Outcome
+from sandbox.types import IMAGE_ISOLATION, MIB, Command, Limits, Outcome
 from tests.sandbox.conformance.arena import PATIENCE_S, Arena, python, sh, shell
 
 pytestmark = pytest.mark.anyio
@@ -72,6 +72,11 @@ while not os.path.exists("stop"):
 SHARED_FILE = "/usr/bin/env"
 
 
+def assert_own(box: Sandbox, outcome: Outcome) -> None:
+    """It went as if nobody else were there; or this host cannot keep images apart, and says so."""
+    assert outcome.ok or IMAGE_ISOLATION in box.unenforced, outcome
+
+
 async def wait_for(box: Sandbox, name: str) -> None:
     outcome = await sh(box, f"while ! [ -e {name} ]; do sleep 0.02; done")
     assert outcome.ok, outcome
@@ -93,7 +98,7 @@ async def test_a_lock_on_a_file_of_the_image_is_the_sandboxs_own(arena: Arena, b
         await wait_for(arena.sibling, "locked")
         outcome = await box.run(python(LOCK, SHARED_FILE))
         await holder.kill()
-    assert outcome.ok, outcome
+    assert_own(box, outcome)
 
 
 async def test_a_watch_on_a_file_of_the_image_sees_no_sibling(arena: Arena, box: Sandbox) -> None:
@@ -103,7 +108,7 @@ async def test_a_watch_on_a_file_of_the_image_sees_no_sibling(arena: Arena, box:
             assert (await sh(arena.sibling, f"{SHARED_FILE} true && cat {SHARED_FILE} > /dev/null")).ok
         await box.write_file("stop", b"")
         outcome = await watcher.wait()
-    assert outcome.ok, outcome
+    assert_own(box, outcome)
 
 
 async def test_a_sibling_can_watch_although_all_watches_are_taken_or_is_told_that_it_shares(
@@ -122,45 +127,43 @@ async def test_a_sibling_can_watch_although_all_watches_are_taken_or_is_told_tha
 
 
 async def test_processes_and_shared_memory_of_a_sibling_are_not_to_be_seen(arena: Arena) -> None:
-    assert (await sh(arena.sibling, "sleep 600 & ipcmk -M 100 -p 0666 > /dev/null && echo x > /dev/shm/x")).ok
+    segment = "import ctypes; print(ctypes.CDLL(None).shmget(99, 4096, 0o1666))"  # IPC_CREAT, for everybody
+    assert (await arena.sibling.run(python(segment))).stdout == b"0\n"
+    assert (await sh(arena.sibling, "sleep 600 & echo x > /dev/shm/x")).ok
     async with arena.hostile() as box:
-        outcome = await sh(box, "ls -A /dev/shm; ipcs -m | grep -c 0x; cat /proc/*/comm | grep -c sleep; true")
-        assert outcome.stdout.split() == [b"0", b"0"], outcome
+        outcome = await sh(box, "ls -A /dev/shm; tail -n +2 /proc/sysvipc/shm; cat /proc/*/comm | grep -c sleep; true")
+        assert outcome.stdout.split() == [b"0"], outcome
 
 
-async def test_parallel_commands_in_one_workspace_leave_one_consistent_tree(box: Sandbox, full: bool) -> None:
+async def test_parallel_commands_in_one_workspace_leave_one_consistent_tree(arena: Arena, full: bool) -> None:
     """Each makes, renames and removes files beside the others, as tools with temporary names do."""
-    count = 50 if full else 20
+    count, rounds = 50, 20 if full else 3
     work = """
 i=$1; mkdir -p tree/$i tmp; n=0
-while [ $n -lt 10 ]; do
+while [ $n -lt $2 ]; do
   echo "$i $n" > tmp/$i.$n.part && mv tmp/$i.$n.part tree/$i/$n && cp tree/$i/$n tmp/$i && rm tmp/$i || exit 1
   n=$((n+1))
 done
 """
     outcomes: list[Outcome] = []
+    async with arena.hostile(Limits(memory_bytes=256 * MIB, pids=200)) as box:
 
-    async def one(number: int) -> None:
-        outcomes.append(await box.run(Command(argv=("sh", "-c", work, "sh", str(number)), timeout_s=2 * PATIENCE_S)))
+        async def one(number: int) -> None:
+            argv = ("sh", "-c", work, "sh", str(number), str(rounds))
+            outcomes.append(await box.run(Command(argv=argv, timeout_s=4 * PATIENCE_S)))
 
-    before = (await sh(box, "find . | sort")).stdout
-    limiter = anyio.CapacityLimiter(10)  # a command has a shell and a tool alive, and the sandbox 24 processes
-
-    async def limited(number: int) -> None:
-        async with limiter:
-            await one(number)
-
-    async with anyio.create_task_group() as group:
-        for number in range(count):
-            group.start_soon(limited, number)
-    assert [outcome.reason for outcome in outcomes if not outcome.ok] == []
-    expected = b"".join(f"{i} {n}\n".encode() for i in sorted(map(str, range(count))) for n in range(10))
-    listing = "find tree -type f | sort | xargs cat | sha256sum; find tree -type f | wc -l; ls -A tmp"
-    digest, _, num_files, *strays = (await sh(box, f"export LC_ALL=C; {listing}")).stdout.decode().split()
-    assert int(num_files) == 10 * count
-    assert strays == []
-    assert digest == hashlib.sha256(expected).hexdigest()
-    assert (await sh(box, "rm -r tree tmp; find . | sort")).stdout == before
+        before = (await sh(box, "find . | sort")).stdout
+        async with anyio.create_task_group() as group:
+            for number in range(count):
+                group.start_soon(one, number)
+        assert [outcome for outcome in outcomes if not outcome.ok] == []
+        expected = b"".join(f"{i} {n}\n".encode() for i in sorted(map(str, range(count))) for n in range(rounds))
+        listing = "find tree -type f | sort | xargs cat | sha256sum; find tree -type f | wc -l; ls -A tmp"
+        digest, _, num_files, *strays = (await sh(box, f"export LC_ALL=C; {listing}")).stdout.decode().split()
+        assert int(num_files) == rounds * count
+        assert strays == []
+        assert digest == hashlib.sha256(expected).hexdigest()
+        assert (await sh(box, "rm -r tree tmp; find . | sort")).stdout == before
 
 
 async def test_a_freeze_of_one_by_its_own_signals_leaves_the_other_running(arena: Arena, box: Sandbox) -> None:
