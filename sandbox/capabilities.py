@@ -174,9 +174,9 @@ def cgroup_capability(places: Hierarchies | None = None) -> Capability:
     if places.v1:
         layout = "v1 with the v2 tree (hybrid)" if places.v2 else "v1 alone"
         ok = {"memory", "pids", "cpu"} <= set(usable) and places.v2 is not None and os.access(places.v2, os.W_OK)
-    elif places.v2 is not None and places.v2_mount is not None:
+    elif places.v2 is not None and os.access(f"{places.v2_mount}/cgroup.controllers", os.R_OK):
         layout = "v2"
-        offered = Path(places.v2_mount, "cgroup.controllers").read_text().split()
+        offered = Path(f"{places.v2_mount}/cgroup.controllers").read_text().split()
         usable = [name for name in ("memory", "pids", "cpu") if name in offered and os.access(places.v2, os.W_OK)]
         ok = len(usable) == 3
     else:

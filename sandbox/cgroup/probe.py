@@ -74,7 +74,10 @@ def _hybrid(places: Hierarchies, engine: str) -> HybridBackend | str:
 def _unified(places: Hierarchies, engine: str) -> UnifiedBackend | str:
     if places.v2_mount is None:
         return "no cgroup v2 tree"
-    offered = Path(places.v2_mount, "cgroup.controllers").read_text().split()
+    try:
+        offered = Path(places.v2_mount, "cgroup.controllers").read_text().split()
+    except OSError as error:  # something else is mounted over it, for example
+        return f"the cgroup v2 tree at {places.v2_mount} cannot be read ({error.strerror})"
     absent = [name for name in CONTROLLERS if name not in offered]
     if absent:
         return f"the cgroup v2 tree offers no {', '.join(absent)}"

@@ -66,7 +66,7 @@ def unprivileged(chosen_native: Sanitized | None) -> Iterator[tuple[list[str], d
     become = []
     if os.geteuid() == 0:
         os.chown(own, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
-        become = [str(REPOSITORY / "scripts" / "as-unprivileged")]
+        become = [str(REPOSITORY / "scripts" / "as-unprivileged"), str(UNPRIVILEGED_UID)]
     env = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(own),

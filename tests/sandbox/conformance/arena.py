@@ -149,6 +149,6 @@ async def open_arena(config: SandboxConfig, spec: SandboxSpec) -> AsyncIterator[
 
 
 def leftovers(state_dir: Path) -> list[str]:
-    """What engines of this state directory left. (Their cgroups are asked for by name: a census sees the whole host's.)"""
+    """What engines of this state directory left; not cgroups, of which a census sees the whole host's."""
     census = take_census(state_dir)
     return [*census.processes, *census.dead_engines, *census.mounts, *census.directories]
