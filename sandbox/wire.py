@@ -88,6 +88,7 @@ class Tag(IntEnum):
     DROP = 29
     READ_ONLY = 30
     MASK = 31
+    NODE = 32
     SPACE = 40
     CAPS = 41
 

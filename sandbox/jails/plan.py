@@ -16,6 +16,8 @@ WRITABLE = ("/workspace", "/tmp", "/dev/shm")
 AGENT_FD = 3
 FILTER_FD = 4
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+DEVICE_MINORS = {"/dev/null": 3, "/dev/zero": 5, "/dev/full": 7, "/dev/random": 8, "/dev/urandom": 9}
+"""Their numbers beside major number 1: root gives each sandbox nodes of its own, other users share the host's."""
 DEVICE_LINKS = (
     ("/proc/self/fd", "/dev/fd"),
     ("/proc/self/fd/0", "/dev/stdin"),

@@ -9,13 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from sandbox.images.types import Image
-from sandbox.jails.plan import AGENT_FD, AGENT_PATH, FILTER_FD, STAGING_PATH, JailPlan
+from sandbox.jails.plan import AGENT_FD, AGENT_PATH, DEVICE_MINORS, FILTER_FD, STAGING_PATH, JailPlan
 from sandbox.jails.tools import Jail
 from sandbox.jails.views import view_items
 from sandbox.types import Limits
 from sandbox.wire import Item, Tag, number, numbered, text
 
-_OWN_INODES = 9
+_OWN_INODES = 10
 """Of a sandbox's tmpfs: its root, the writable mounts, and what the warden needs to make them."""
 _WRITABLE = (("w", "/workspace", 0o755), ("s", "/dev/shm", 0o1777), ("t", "/tmp", 0o1777))
 
@@ -31,5 +31,6 @@ def start_items(jail: Jail, plan: JailPlan, image: Image, limits: Limits, filter
     options = f"size={limits.disk_bytes},nr_inodes={limits.inodes + _OWN_INODES},mode=0755"
     items += [text(Tag.TMPFS, STAGING_PATH, options), *view_items(image), text(Tag.DROP, AGENT_PATH)]
     items += [text(Tag.MASK, f"/proc/{name}") for name in plan.masked]
+    items += [numbered(Tag.NODE, minor, path) for path, minor in DEVICE_MINORS.items()]
     items += [numbered(Tag.BIND, mode, name, target) for name, target, mode in _WRITABLE]
     return items

@@ -6,8 +6,8 @@ kernel's cost of a memory group grows with their number: the mounts of one image
 the directory that holds them.
 
 A jail tool can only bind an image's directories. A bound file is one inode for every sandbox, so a lock on it would
-be felt by the siblings, and a watch would tell which files they open. Device nodes stay bound: an unprivileged mount
-cannot hold any.
+be felt by the siblings, and a watch would tell which files they open. Device nodes are no part of this: an overlay
+in a user namespace holds none. A root engine makes own ones; under another user locks on `/dev/null` are shared.
 """
 
 from __future__ import annotations

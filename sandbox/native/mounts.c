@@ -33,10 +33,13 @@
 #define VIEW ".view"       /* where overlays are mounted, one over the other */
 #define OLD ".old"         /* what is to go, one mount over the other */
 #define OLD_FILE ".old-file"
+#define NODES ".nodes"
 
 static const char *base;  /* where the tmpfs is mounted meanwhile */
 static int is_overlay;    /* the last TAG_OVERLAY worked, and is the topmost at VIEW */
 static int overlay_errno; /* why one did not */
+static int nodes = -1;    /* a file system of own device nodes, until it is mounted at NODES */
+static int has_nodes;
 
 static int in_base(char *path, const char *first, const char *second)
 {
@@ -79,7 +82,7 @@ static int make_read_only(const char *path)
 
 static int make_tmpfs(const struct wire_entry *entry)
 {
-    static const char *const places[] = {EMPTY, VIEW, OLD, EMPTY_FILE, OLD_FILE};
+    static const char *const places[] = {EMPTY, VIEW, OLD, NODES, EMPTY_FILE, OLD_FILE};
     const char *options;
     char path[PATH_BYTES];
 
@@ -87,9 +90,9 @@ static int make_tmpfs(const struct wire_entry *entry)
         return -1;
     if (mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0)
         return -1;
-    for (int i = 0; i < 5; i++)
+    for (int i = 0; i < 6; i++)
         if (in_base(path, places[i], "") < 0 ||
-            (i < 3 ? mkdir(path, 0555) : mknod(path, S_IFREG | 0444, 0)) < 0)
+            (i < 4 ? mkdir(path, 0555) : mknod(path, S_IFREG | 0444, 0)) < 0)
             return -1;
     if (in_base(path, EMPTY, "") < 0 || make_read_only(path) < 0)
         return -1;
@@ -173,6 +176,26 @@ static int show(const struct wire_entry *entry)
     return mount(path, target, NULL, *part ? MS_BIND : MS_MOVE, NULL);
 }
 
+/* Puts the sandbox's own node in the place of the host's. */
+static int show_node(const struct wire_entry *entry)
+{
+    const char *name, *target = nodes_target(entry, &name);
+    char path[PATH_BYTES];
+
+    if (target == NULL)
+        return -1;
+    if (nodes >= 0) {
+        has_nodes = in_base(path, NODES, "") == 0 && nodes_place(nodes, path) == 0;
+        close(nodes);
+        nodes = -1;
+    }
+    if (!has_nodes)
+        return 0;
+    if (in_base(path, NODES, name) < 0 || drop(target) < 0)
+        return -1;
+    return mount(path, target, NULL, MS_BIND, NULL);
+}
+
 static int apply(const struct wire_entry *entry)
 {
     const char *path = wire_string(entry);
@@ -193,6 +216,8 @@ static int apply(const struct wire_entry *entry)
         return show(entry);
     case TAG_MASK:
         return mask(path);
+    case TAG_NODE:
+        return show_node(entry);
     case TAG_DROP:
         return drop(path);
     case TAG_BIND:
@@ -219,6 +244,7 @@ _Noreturn static void mounter(const struct wire_frame *frame, int pidfd)
     struct wire_entry entry;
 
     umask(0);
+    nodes = nodes_make(frame);
     /* First the sandbox's uid, then its namespaces: it owns them, and root is not mapped there. */
     while (wire_next(&cursor, &entry) == 1)
         if (entry.tag == TAG_IDS && jail_become(&entry) < 0)

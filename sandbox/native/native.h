@@ -27,6 +27,11 @@ int jail_become(const struct wire_entry *entry); /* takes the uid and gid of a T
 #define MOUNTS_SHARED 128
 pid_t mounts_make(const struct wire_frame *frame, int pidfd);
 
+/* nodes.c: a file system with the nodes of the TAG_NODE items, made as the host's root; -1: not here */
+int nodes_make(const struct wire_frame *frame);
+const char *nodes_target(const struct wire_entry *entry, const char **name); /* of such an item */
+int nodes_place(int made, const char *directory);
+
 /* command.c: one command inside */
 struct command_slot { /* shared with the child until it execs */
     int32_t setup_errno;

@@ -78,6 +78,7 @@ enum wire_tag {
     TAG_DROP = 29,   /* string: a mount that only the start needed */
     TAG_READ_ONLY = 30, /* string: a file system that the jail tool left writable */
     TAG_MASK = 31,   /* string: a file or directory (of /proc) that is empty inside */
+    TAG_NODE = 32,   /* u32 minor number, string: a memory device that gets a node of its own, if it can be */
     TAG_SPACE = 40,  /* struct wire_space */
     TAG_CAPS = 41,   /* struct wire_caps */
 };
