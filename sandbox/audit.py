@@ -2,10 +2,11 @@
 
 The message is one JSON object, the fields of `Lease`: who had it (`engine_pid`), which it was (`number`, unique among
 the living ones of that engine; `host_uid`), what it was made of (`jail`, `image`, `limits`), what this host could not
-enforce (`unenforced`), from when to when it was in use (`started`, `ended`: UTC, ISO 8601), how many commands ran in
-it (`num_commands`) and how it ended (`ending`: `closed` by its owner, or `died`, with `why`). To keep the lines, add a
-handler to that logger and set its level to INFO. Invariant: a line comes after everything of its sandbox is gone, or
-has been given up; writing it never raises.
+enforce (`unenforced`), how long it was waited for (`waited_s`: a place, a turn and the building), from when to when it
+was in use (`started`, `ended`: UTC, ISO 8601), how many commands ran in it (`num_commands`) and how it ended
+(`ending`: `closed` by its owner, or `died`, with `why`). To keep the lines, add a handler to that logger and set its
+level to INFO. Invariant: a line comes after everything of its sandbox is gone, or has been given up; writing it never
+raises.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
     image: str
     limits: Limits
     unenforced: tuple[str, ...]
+    waited_s: float
     started: str
     ended: str
     num_commands: int
@@ -43,12 +45,17 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit:
-    """The audit of one sandbox. Make it when the sandbox is handed out; `end` writes the line."""
+    """The audit of one sandbox. Make it when the sandbox is handed out; `end` writes the line.
 
-    def __init__(self, number: int, host_uid: int, spec: SandboxSpec) -> None:
+    Args:
+        waited_s: seconds since it was asked for.
+    """
+
+    def __init__(self, number: int, host_uid: int, spec: SandboxSpec, waited_s: float = 0.0) -> None:
         self._number = number
         self._host_uid = host_uid
         self._spec = spec
+        self._waited_s = waited_s
         self._started = datetime.now(UTC)
 
     def end(self, unenforced: Sequence[str], num_commands: int, why_died: str | None) -> None:
@@ -72,6 +79,7 @@ class Audit:
             image=_printable(self._spec.image),
             limits=self._spec.limits,
             unenforced=unenforced,
+            waited_s=round(self._waited_s, 6),
             started=_iso(self._started),
             ended=_iso(datetime.now(UTC)),
             num_commands=num_commands,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -259,6 +260,7 @@ class SandboxHost:
             SandboxDiedError: the warden has ended.
         """
         self._check_insist(spec)
+        asked_s = time.monotonic()
         found = await survey_tree(spec)
         async with self._places:
             ident = self._take_ident()
@@ -268,7 +270,7 @@ class SandboxHost:
                 async with self._building:
                     box = await self._create(ident, spec, cgroups)
                 self._live[ident] = box
-                audit = Audit(ident, self._host_uid(ident), spec)
+                audit = Audit(ident, self._host_uid(ident), spec, time.monotonic() - asked_s)
                 if found is not None:
                     await box.fill(found)
                 yield box

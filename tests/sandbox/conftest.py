@@ -58,7 +58,7 @@ def no_reports(chosen_native: Sanitized | None) -> Iterator[None]:
 def unprivileged(chosen_native: Sanitized | None) -> Iterator[tuple[list[str], dict[str, str], Path]]:
     """Words that start a Python without privileges, its environment, and a state directory of that user's own.
 
-    Root becomes another user, for whom `scripts/as-unprivileged` opens the way to checkout and interpreter; another
+    Root becomes another user, for whom `tests/as-unprivileged` opens the way to checkout and interpreter; another
     user stays what it is.
     """
     own = Path(tempfile.mkdtemp(prefix="rollout-unprivileged-"))
@@ -66,7 +66,7 @@ def unprivileged(chosen_native: Sanitized | None) -> Iterator[tuple[list[str], d
     become = []
     if os.geteuid() == 0:
         os.chown(own, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
-        become = [str(REPOSITORY / "scripts" / "as-unprivileged"), str(UNPRIVILEGED_UID)]
+        become = [str(REPOSITORY / "tests" / "as-unprivileged"), str(UNPRIVILEGED_UID)]
     env = {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(own),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandbox.errors import TransferError
+from sandbox.errors import ConfigError, TransferError
 from sandbox.sandbox import Sandbox
 from sandbox.types import MIB, Limits, Reason
 from tests.sandbox.conformance.arena import PATIENCE_S, Arena, python, sh, shell
@@ -129,6 +131,30 @@ async def test_a_directory_swapped_for_a_link_during_downloads_never_leads_outsi
         for _ in range(60):
             with pytest.raises(TransferError):
                 await box.read_file("/workspace/d/file", MIB)
+
+
+async def test_a_tree_crosses_as_plain_files_and_a_crafted_one_not_at_all(box: Sandbox, canary: Path) -> None:
+    await sh(box, f"mkdir -p t/d; echo x > t/d/f; ln -s {canary}/file t/out; ln -s / t/root; mkfifo t/fifo")
+    tree = await box.download_tar("t", max_bytes=MIB)
+    with tarfile.open(fileobj=io.BytesIO(tree.data)) as archive:
+        assert {member.name: member.type for member in archive} == {"d": tarfile.DIRTYPE, "d/f": tarfile.REGTYPE}
+    assert {(one.path, one.kind) for one in tree.skipped} == {("out", "symlink"), ("root", "symlink"), ("fifo", "fifo")}
+    for name, kind, link in (
+        ("../out", tarfile.REGTYPE, ""),
+        (f"{canary}/file", tarfile.REGTYPE, ""),
+        ("l", tarfile.SYMTYPE, str(canary)),
+        ("h", tarfile.LNKTYPE, "/etc/passwd"),
+        ("n", tarfile.CHRTYPE, ""),
+    ):
+        crafted = io.BytesIO()
+        with tarfile.open(fileobj=crafted, mode="w") as archive:
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, link
+            archive.addfile(member)
+        with pytest.raises(ConfigError):
+            await box.upload_tar(crafted.getvalue())
+    assert (await sh(box, "ls")).stdout == b"t\n"
+    assert (canary / "file").read_bytes() == CANARY
 
 
 async def test_cgroups_and_the_kernels_settings_are_absent_or_read_only(box: Sandbox) -> None:

@@ -114,6 +114,15 @@ async def test_it_is_one_unprivileged_user_with_a_name_and_a_home(box: Sandbox) 
     assert not (await sh(box, "su root -c id || sudo id || chown 0 . || setpriv --reuid=0 id")).ok
 
 
+async def test_it_is_the_user_that_was_asked_for_and_has_no_power_as_root(arena: Arena) -> None:
+    for user in (0, 4242):
+        async with arena.hostile(user=user) as box:
+            await box.write_file("mine", b"")
+            outcome = await sh(box, "id -u; id -g; stat -c '%u %g' mine . ; grep CapEff /proc/self/status")
+            assert outcome.stdout.split() == [str(user).encode()] * 6 + [b"CapEff:", b"0" * 16]
+            assert not (await sh(box, "chown 1 mine || mount -t tmpfs x /tmp || touch /usr/x")).ok
+
+
 async def test_input_arrives_whole_and_ends(box: Sandbox) -> None:
     data = os.urandom(300_000)
     assert (await box.run(Command(argv=("cat",), stdin=data))).stdout == data
