@@ -150,6 +150,15 @@ def test_a_host_without_a_compiler_is_told_how_to_get_one(monkeypatch: pytest.Mo
     assert "gcc" in found.remedy
 
 
+def test_a_helper_that_the_user_named_is_what_doctor_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROLLOUT_NATIVE", "/bin/true")
+    assert capabilities.native_capability().detail == "ROLLOUT_NATIVE=/bin/true"
+    monkeypatch.setenv("ROLLOUT_NATIVE", "/nonexistent")
+    found = capabilities.native_capability()
+    assert not found.ok
+    assert "ROLLOUT_NATIVE" in found.remedy
+
+
 @pytest.mark.parametrize(
     ("layout", "ok", "words"),
     [

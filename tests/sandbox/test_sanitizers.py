@@ -20,7 +20,10 @@ from tests.sandbox.sanitizers import Sanitized, named_native
 pytestmark = pytest.mark.anyio
 ENDED = "status 0x5600"
 """What the warden notes about a child that ended with a report."""
-EXTRA = ("-Wshadow", "-Wvla", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wformat=2", "-Wpointer-arith")
+EXTRA = (
+    *("-Wconversion", "-Wsign-conversion", "-Wcast-qual", "-Wundef"),
+    *("-Wshadow", "-Wvla", "-Wstrict-prototypes", "-Wmissing-prototypes", "-Wformat=2", "-Wpointer-arith"),
+)
 
 
 @pytest.fixture
@@ -106,3 +109,10 @@ async def test_an_error_in_the_warden_is_reported_in_its_own_words(host: Sandbox
         with pytest.raises(SandboxError), anyio.fail_after(20):
             await host._warden.release(0, [text(Tag.REMOVE, "/planted-warden")])
     await words_until(sanitized, "heap-buffer-overflow")
+
+
+async def test_a_leak_in_the_warden_is_reported_when_it_ends(reports_of: Sanitized, state_dir: Path) -> None:
+    async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir))) as host:
+        async with host.acquire(SandboxSpec()):
+            await host._warden.release(0, [text(Tag.REMOVE, "/planted-leak")])
+    assert "LeakSanitizer" in reports_of.reports.take()

@@ -176,5 +176,8 @@ int __wrap_cgroup_remove(const char *path);
 int __wrap_cgroup_remove(const char *path)
 {
     plant(path, "warden", 0);
+    if (strcmp(path, PLANTED "leak") == 0)
+        for (int i = 0; i < 8; i++) /* the last may still stand in a register */
+            *(volatile char *)malloc(8) = 1;
     return __real_cgroup_remove(path);
 }
