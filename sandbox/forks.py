@@ -7,6 +7,9 @@ pipe open when the parent dies; what is closed later closes nothing of somebody 
 shared epoll is not found there. The objects are marked, so that nothing which the child finalizes touches a control
 group, a record or a process of its parent. (A fork that runs no Python hooks is noticed by the warden, which watches
 the engine's process as well as its socket.)
+
+What no library can undo: a child that goes on with the event loop of its parent (an exception that leaves the loop is
+enough) changes the shared epoll under it. Children leave by `os._exit`, as those of `multiprocessing` do.
 """
 
 from __future__ import annotations

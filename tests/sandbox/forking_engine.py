@@ -4,7 +4,7 @@ Usage: forking_engine.py STATE_DIR JAIL MARK HOW; every process inside is a `sle
 
 outlive  it waits, and so does its parent, to be killed; `outlive-raw` is a fork that runs no hooks
 collect  it throws everything away, closes what it can reach, and exits; its parent then looks whether it was disturbed
-exit     it raises SystemExit through the running loop; the same
+worker   the same by `multiprocessing`, started in another thread than the loop's
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -60,21 +61,26 @@ async def main(state_dir: str, jail: str, mark: str, how: str) -> None:
         still = await stack.enter_async_context(frozen.start(Command(argv=("sleep", mark), timeout_s=600)))
         if host.backend.name != "none":
             await frozen.freeze()
-        child = raw_fork() if how == "outlive-raw" else os.fork()
+        everything = (host, boxes, [sleeper, cat, still])
+        worker = multiprocessing.get_context("fork").Process(target=throw_away, args=everything)
+        if how == "worker":
+            await anyio.to_thread.run_sync(worker.start)
+        child = worker.pid or (raw_fork() if how == "outlive-raw" else os.fork())
         if child == 0:
-            if how == "exit":
-                os.dup2(os.open("/dev/null", os.O_WRONLY), 2)  # a loop in a fork ends with a traceback
-                raise SystemExit(0)
             if how == "collect":
-                throw_away(host, boxes, [sleeper, cat, still])
+                throw_away(*everything)
                 os._exit(0)
             signal.pause()
         said = {"child": child, "warden": host._warden.pid, "slot": host._slot.number, "roots": host.backend.roots}
         print(json.dumps(said), flush=True)
         if how.startswith("outlive"):
             await anyio.sleep_forever()
-        _, status = await anyio.to_thread.run_sync(os.waitpid, child, 0)
-        assert status == 0 or how == "exit", status
+        if how == "worker":
+            await anyio.to_thread.run_sync(worker.join)
+            assert worker.exitcode == 0
+        else:
+            _, status = await anyio.to_thread.run_sync(os.waitpid, child, 0)
+            assert status == 0, status
         assert sleeper.running
         assert still.running
         await cat.write_stdin(b"still here")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from sandbox.census import take_census
+from sandbox.census import is_warden, take_census
 from sandbox.jails.plan import AGENT_PATH
 from sandbox.processes import ProcessInfo, ancestors, inspect, real_uid, snapshot
 from tests.sandbox.mortal_engine import Answer, Faults, Plan, Ready
@@ -28,7 +28,8 @@ def command(plan: Plan, python: Sequence[str] | None = None) -> list[str]:
 
 def variables() -> dict[str, str]:
     """Its environment, for this user."""
-    return {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    places = filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
 
 
 class MortalEngine:
@@ -58,14 +59,21 @@ class MortalEngine:
         return msgspec.json.decode(self._line(), type=Answer).text == text
 
     def jailed(self) -> list[ProcessInfo]:
-        """Processes of its sandboxes: they run as its uids, and were not there before it."""
+        """Processes of its sandboxes: they run as its uids, were not there before it, and are no other engine's.
+
+        Where all engines of a user share its uid, the warden above a process tells whose it is; without any, it is an
+        orphan of an engine whose warden has died.
+        """
         first, last = self.ready.uids
+        table = snapshot()
         family = []
-        for pid, info in snapshot().items():
+        for pid, info in table.items():
             uid = real_uid(pid)
             if uid is None or not first <= uid <= last or (pid, info.started) in self._others:
                 continue
-            if pid not in (self.ready.pid, self.ready.warden):
+            wardens = [above.pid for above in ancestors(pid, table) if is_warden(above)]
+            is_ours = self.ready.warden in wardens if self.ready.warden in table else not wardens
+            if is_ours and pid != self.ready.pid and not is_warden(info):
                 family.append(info)
         return family
 

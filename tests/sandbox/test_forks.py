@@ -18,18 +18,17 @@ import pytest
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.processes import inspect, snapshot
 from sandbox.types import Command, JailName, SandboxSpec
+from tests.sandbox.mortals import variables
 from tests.sandbox.waiting import until, wait_until
 
 SCRIPT = Path(__file__).with_name("forking_engine.py")
-REPOSITORY = SCRIPT.parent.parent.parent
 DEADLINE_S = 2.0
 
 
 @contextmanager
 def forking_engine(state_dir: Path, jail: JailName, mark: str, how: str) -> Iterator[subprocess.Popen[str]]:
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     argv = [sys.executable, str(SCRIPT), str(state_dir), jail, mark, how]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as engine:
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=variables()) as engine:
         try:
             yield engine
         finally:
@@ -72,7 +71,7 @@ async def test_a_fork_that_outlives_a_killed_engine_keeps_nothing_of_it_alive(
             wait_until(lambda: inspect(child) is None)
 
 
-@pytest.mark.parametrize("how", ["collect", "exit"])
+@pytest.mark.parametrize("how", ["collect", "worker"])
 def test_a_fork_that_throws_away_what_it_inherited_disturbs_nothing(state_dir: Path, jail: JailName, how: str) -> None:
     with forking_engine(state_dir, jail, f"4{os.getpid()}.2", how) as engine:
         said(engine)
