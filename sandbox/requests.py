@@ -152,7 +152,8 @@ class Requests:
                 if sent and not end.done():  # the agent may not even have begun it, and will join this leaf once it can
                     self._unreported[ident] = leaf
                 else:
-                    self._cgroups.return_leaf(leaf)
+                    with suppress(FileNotFoundError):  # it vanished with the warden
+                        self._cgroups.return_leaf(leaf)
 
     async def _kill(self, ident: int, leaf: str | None, end: End) -> None:
         if leaf is not None:

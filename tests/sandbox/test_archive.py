@@ -305,6 +305,23 @@ async def test_a_transfer_that_a_freeze_caught_can_be_given_up_and_leaves_nothin
     assert (await box.usage()).pids == 0
 
 
+async def test_code_that_kills_everything_it_can_makes_faults_and_no_broken_tar(box: Sandbox) -> None:
+    await box.write_file("f", bytes(MIB))
+    source = tar_of(member("g", bytes(MIB)))
+    faults = 0
+    async with box.start(Command(argv=("sh", "-c", "while :; do kill -9 -1; done"), timeout_s=60)):
+        with anyio.fail_after(50):
+            for _ in range(15):
+                try:
+                    found = names_in((await box.download_tar(max_bytes=4 * MIB)).data)
+                    assert found["f"] == (0o644, bytes(MIB))
+                    await box.upload_tar(source)
+                except TransferError:
+                    faults += 1
+    assert faults > 0
+    assert await sh(box, "echo fine") == "fine\n"
+
+
 async def test_transfers_at_once_do_not_mix(box: Sandbox) -> None:
     async def one(number: int) -> None:
         content = bytes([number]) * 200_000

@@ -9,6 +9,7 @@ import pytest
 from sandbox.cgroup.hybrid import HybridBackend
 from sandbox.cgroup.leaves import Leaves
 from sandbox.cgroup.pool import SetPool
+from sandbox.cgroup.types import Live
 from sandbox.cgroup.unified import UnifiedBackend
 from sandbox.types import MIB, Limits
 
@@ -96,3 +97,18 @@ def test_in_cgroup_v2_every_command_gets_a_fresh_leaf(tmp_path: Path, populated:
         leaves.give_back(first)
         assert Path(first).exists()
     assert leaves.take() != first
+
+
+def test_what_a_sandbox_of_cgroup_v2_holds_is_its_own_and_not_its_predecessors(tmp_path: Path) -> None:
+    cgroups = UnifiedBackend(str(tmp_path), "e").new_set(0, LIMITS)
+    top = tmp_path / "rollout-e" / "s0"
+    top.mkdir(parents=True)
+    (top / "memory.current").write_text("5000\n")
+    (top / "memory.peak").write_text("9000\n")
+    (top / "pids.current").write_text("4\n")
+    (top / "cpu.stat").write_text("usage_usec 1000\nuser_usec 600\n")
+    cgroups.begin()
+    (top / "cpu.stat").write_text("usage_usec 3500\nuser_usec 600\n")
+    assert cgroups.live() == Live(memory_bytes=5000, peak_memory_bytes=9000, cpu_us=2500, pids=3)
+    cgroups.begin()
+    assert cgroups.live() == Live(memory_bytes=5000, peak_memory_bytes=None, cpu_us=0, pids=3)
