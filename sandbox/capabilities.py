@@ -12,12 +12,14 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from sandbox.build import NAMED_BY, NATIVE, find_compiler, named_native, source_hash
-from sandbox.cgroup.probe import Hierarchies, find_hierarchies
+from sandbox.cgroup.delegation import find as find_delegation
+from sandbox.cgroup.hierarchies import Hierarchies, own_hierarchies
 from sandbox.errors import CapabilityError
 from sandbox.stage import CARRIERS, find_tool
 from sandbox.subuid import find_subordinate_ids
@@ -167,22 +169,27 @@ def native_capability() -> Capability:
 
 def cgroup_capability(places: Hierarchies | None = None) -> Capability:
     """The layout of control groups, and which controllers this process may use (judged by file permissions)."""
-    if places is None:
-        proc = Path("/proc/self")
-        places = find_hierarchies((proc / "mountinfo").read_text(), (proc / "cgroup").read_text())
+    places = places or own_hierarchies()
+    if not places.v1:
+        return _unified_capability(places)
     usable = [name for name, path in places.v1.items() if os.access(path, os.W_OK)]
-    if places.v1:
-        layout = "v1 with the v2 tree (hybrid)" if places.v2 else "v1 alone"
-        ok = {"memory", "pids", "cpu"} <= set(usable) and places.v2 is not None and os.access(places.v2, os.W_OK)
-    elif places.v2 is not None and os.access(f"{places.v2_mount}/cgroup.controllers", os.R_OK):
-        layout = "v2"
-        offered = Path(f"{places.v2_mount}/cgroup.controllers").read_text().split()
-        usable = [name for name in ("memory", "pids", "cpu") if name in offered and os.access(places.v2, os.W_OK)]
-        ok = len(usable) == 3
-    else:
-        layout, ok = "none", False
+    layout = "v1 with the v2 tree (hybrid)" if places.v2 else "v1 alone"
+    ok = {"memory", "pids", "cpu"} <= set(usable) and places.v2 is not None and os.access(places.v2, os.W_OK)
     detail = f"{layout}; writable: {', '.join(usable) or 'nothing'}"
     return Capability(name="cgroups", ok=ok, detail=detail, remedy="" if ok else cgroup_remedy())
+
+
+def _unified_capability(places: Hierarchies) -> Capability:
+    """Version 2 alone: a subtree of one's own, with as many controllers as it has."""
+    found = find_delegation(places)
+    if isinstance(found, str):
+        layout = "none" if places.v2_mount is None else "v2"
+        return Capability(name="cgroups", ok=False, detail=f"{layout}; {found}", remedy=cgroup_remedy())
+    detail = f"v2; {', '.join(found.controllers)} in {found.parent}"
+    if not found.absent:
+        return Capability(name="cgroups", ok=True, detail=detail)
+    detail += f"; no {', '.join(found.absent)}"
+    return Capability(name="cgroups", ok=False, detail=detail, remedy=controller_remedy(found.absent))
 
 
 def cgroup_remedy() -> str:
@@ -194,6 +201,19 @@ def cgroup_remedy() -> str:
         )
     return (
         "mount the cgroup hierarchies writable (docker run --privileged, or --cgroupns=private with a writable mount)"
+    )
+
+
+def controller_remedy(absent: Sequence[str]) -> str:
+    """How a cgroup v2 subtree gets the controllers that it lacks."""
+    if os.geteuid() != 0:
+        return (
+            "let root delegate every controller to users: `systemctl edit user@.service` with the lines [Service] and "
+            "Delegate=cpu cpuset io memory pids, then log in again"
+        )
+    return (
+        f"hand {', '.join(absent)} down to this cgroup (cgroup.subtree_control of those above it), and boot without "
+        "cgroup_disable= and without cgroup v1"
     )
 
 

@@ -17,6 +17,7 @@ from sandbox.capabilities import (
     Capability,
     cgroup_capability,
     cgroup_remedy,
+    controller_remedy,
     interpreter_capability,
     jail_capabilities,
     kernel_capability,
@@ -99,7 +100,7 @@ async def examine(state_dir: Path | None = None, jail: JailName = "bubblewrap") 
     try:
         with anyio.fail_after(PROBE_TIMEOUT_S):
             async with SandboxHost.start(SandboxConfig(state_dir=str(directory))) as host:
-                backend, reasons = host.backend.name, host.backend_reasons
+                backend, reasons, note = host.backend.name, host.backend_reasons, host.backend.note
                 if host.shared_uid:
                     capabilities = _replace(capabilities, shared_uid_capability(host.shared_uid))
                 async with host.acquire(SandboxSpec(jail=jail)) as box:
@@ -112,7 +113,7 @@ async def examine(state_dir: Path | None = None, jail: JailName = "bubblewrap") 
     return Report(
         isolates=all(check.ok for check in checks),
         failure="" if outcome.ok else outcome.stderr.decode("utf-8", "replace"),
-        backend=BACKENDS.get(backend, backend),
+        backend=BACKENDS[backend] + (f" ({note})" if note else ""),
         jail=jail,
         state_dir=str(directory),
         checks=checks,
@@ -175,8 +176,8 @@ def limit_reports(unenforced: tuple[str, ...], reasons: Mapping[str, str], backe
 
     Args:
         unenforced: as the outcome of a command named them.
-        reasons: for each cgroup backend that does not work here, why.
-        backend: the one that does.
+        reasons: for each cgroup backend that does not work here, or not for every limit, why.
+        backend: the one that is in use.
     """
     always = {
         "open_files": "resource limit",
@@ -191,9 +192,9 @@ def limit_reports(unenforced: tuple[str, ...], reasons: Mapping[str, str], backe
         how = "size of the writable mounts" if name == "disk" else BACKENDS.get(backend, backend)
         remedy = ""
         if not enforced:
-            how = "; ".join(f"{tried}: {why}" for tried, why in reasons.items()) or "no cgroups"
-            how += f"; {_BEST_EFFORT[name]}" if name in _BEST_EFFORT else ""
-            remedy = cgroup_remedy()
+            how = "; ".join(f"{tried}: {why}" for tried, why in reasons.items() if backend in (tried, "none"))
+            how = (how or "no cgroups") + (f"; {_BEST_EFFORT[name]}" if name in _BEST_EFFORT else "")
+            remedy = cgroup_remedy() if backend == "none" else controller_remedy((name,))
         rows.append(LimitReport(name=name, enforced=enforced, how=how, remedy=remedy))
     rows += [LimitReport(name=name, enforced=True, how=how) for name, how in always.items()]
     return tuple(rows)

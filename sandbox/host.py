@@ -22,7 +22,7 @@ import msgspec
 from sandbox.archive.pipes import survey_tree
 from sandbox.audit import Audit
 from sandbox.build import ensure_native
-from sandbox.capabilities import uid_capability, user_namespace_remedy
+from sandbox.capabilities import cgroup_remedy, controller_remedy, uid_capability, user_namespace_remedy
 from sandbox.cgroup import files
 from sandbox.cgroup.absent import AbsentBackend
 from sandbox.cgroup.pool import SetPool
@@ -99,7 +99,7 @@ class SandboxHost:
         self._sockets: set[socket.socket] = set()  # of sandboxes that are being made
         self.backend: Backend = AbsentBackend()
         self.backend_reasons: dict[str, str] = {}
-        """For each cgroup backend that was tried and does not work here: why."""
+        """For each cgroup backend that was tried and does not work here, or not for every limit: why."""
         self.image_shared = ""
         """Why the latest sandbox without `image_isolation` had to go without."""
         self._sets: SetPool
@@ -292,7 +292,8 @@ class SandboxHost:
                 raise ConfigError("spec.insist", name, f"must be one of {', '.join((*LIMIT_NAMES, IMAGE_ISOLATION))}")
             if name in self.unenforced:
                 why = "; ".join(self.backend_reasons.values()) or "the cgroup backend is 'none'"
-                raise CapabilityError(f"this host cannot enforce the limit {name} ({why})", "run as root, or drop it")
+                remedy = cgroup_remedy() if self.backend.name == "none" else controller_remedy((name,))
+                raise CapabilityError(f"this host cannot enforce the limit {name} ({why})", f"{remedy}; or drop it")
 
     def _take_ident(self) -> int:
         if self._free_idents:

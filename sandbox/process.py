@@ -340,7 +340,8 @@ class Process:
         if after.cpu_us is not None and self._before.cpu_us is not None:
             cpu_us = max(cpu_us, after.cpu_us - self._before.cpu_us)
         peak = self._cgroups.peak_bytes(self.leaf)
-        scope: PeakScope = "process" if peak is None else ("command" if self.alone else "sandbox")
+        own = self.alone or self._cgroups.peak_is_the_leafs
+        scope: PeakScope = "process" if peak is None else ("command" if own else "sandbox")
         return Usage(
             wall_s=self._ended_s - self._started_s,
             cpu_s=cpu_us / 1e6,

@@ -48,6 +48,10 @@ class AbsentSet:
     def reset_peak(self) -> None:
         """Nothing to reset."""
 
+    @property
+    def peak_is_the_leafs(self) -> bool:
+        return False
+
     def peak_bytes(self, leaf: str | None) -> int | None:
         return None
 
@@ -69,6 +73,7 @@ class AbsentBackend:
     def __init__(self) -> None:
         self.roots: tuple[str, ...] = ()
         self.enforced: Mapping[str, bool] = {"memory": False, "cpus": False, "pids": False, "disk": True}
+        self.note = ""
 
     def open(self, memory_bytes: int, pids: int) -> None:
         """Nothing to make."""

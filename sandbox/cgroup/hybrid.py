@@ -92,6 +92,10 @@ class HybridSet:
     def reset_peak(self) -> None:
         files.write(f"{self._commands}/memory.max_usage_in_bytes", "0")
 
+    @property
+    def peak_is_the_leafs(self) -> bool:
+        return False
+
     def peak_bytes(self, leaf: str | None) -> int | None:
         return int(files.read(f"{self._commands}/memory.max_usage_in_bytes"))
 
@@ -132,6 +136,7 @@ class HybridBackend:
         self._roots = {kind: f"{parent}/rollout-{engine}" for kind, parent in parents.items()}
         self.roots: tuple[str, ...] = tuple(self._roots[kind] for kind in ("v2", "memory", "pids", "cpu"))
         self.enforced: Mapping[str, bool] = {"memory": True, "cpus": True, "pids": True, "disk": True}
+        self.note = ""
 
     def open(self, memory_bytes: int, pids: int) -> None:
         made: list[str] = []

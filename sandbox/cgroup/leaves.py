@@ -6,6 +6,7 @@ before the sandbox ends.
 
 from __future__ import annotations
 
+import errno
 import os
 
 from sandbox.cgroup import files
@@ -41,19 +42,33 @@ class Leaves:
         """Makes the leaf free again, or sets it aside while something lives in it."""
         if files.populated(leaf):
             self._occupied.append(leaf)
-        elif self._reuse:
-            self._free.append(leaf)
         else:
+            self._retire(leaf)
+
+    def _retire(self, leaf: str) -> None:
+        """An empty leaf becomes free; where each command gets a fresh one, it is removed."""
+        if self._reuse:
+            self._free.append(leaf)
+            return
+        try:
             os.rmdir(leaf)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            self._occupied.append(leaf)  # the kernel is not done with the dead; it goes later, or with the sandbox
 
     def idle(self) -> bool:
-        """No background process is left in any leaf; leaves that have emptied become free."""
-        still = [leaf for leaf in self._occupied if files.populated(leaf)]
-        self._free += [leaf for leaf in self._occupied if leaf not in still]
-        self._occupied = still
-        return not still
+        """No background process is left in any leaf; leaves that have emptied are retired."""
+        waiting, self._occupied = self._occupied, []
+        for leaf in waiting:
+            if files.populated(leaf):
+                self._occupied.append(leaf)
+            else:
+                self._retire(leaf)
+        return not self._occupied
 
     def all_free(self) -> None:
         """Said after the sandbox's end, when every leaf is empty."""
-        self._free += self._occupied
-        self._occupied.clear()
+        waiting, self._occupied = self._occupied, []
+        for leaf in waiting:
+            self._retire(leaf)

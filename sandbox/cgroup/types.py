@@ -86,6 +86,10 @@ class CgroupSet(Protocol):
     def reset_peak(self) -> None:
         """Starts a new peak; only sensible while no other command runs."""
 
+    @property
+    def peak_is_the_leafs(self) -> bool:
+        """Is a command's peak its own, whatever runs beside it?"""
+
     def peak_bytes(self, leaf: str | None) -> int | None:
         """Peak memory since the last reset (or of the leaf), or None."""
 
@@ -113,6 +117,10 @@ class Backend(Protocol):
     @property
     def roots(self) -> tuple[str, ...]:
         """The engine's parent cgroups, the one with `cgroup.kill` first; removed at its end."""
+
+    @property
+    def note(self) -> str:
+        """What opening it changed beside its own cgroups; empty for nothing."""
 
     def open(self, memory_bytes: int, pids: int) -> None:
         """Makes the parent cgroups with the caps for all sandboxes together.

@@ -1,16 +1,20 @@
 """Limits, killing and accounting by cgroup v2 alone.
 
-Layout, for set n of an engine E:  E/sN (limits), E/sN/agent (pid 1), E/sN/cK (one leaf per command): v2 wants
-processes in leaves only. Every command gets a fresh leaf, so that its peak is its own.
+Layout, for set n of an engine E:  E/sN (all limits), E/sN/agent (pid 1), E/sN/c (the commands' memory limit) and
+E/sN/c/cK (one leaf per command), for v2 wants processes in leaves only. The commands have less memory than the
+sandbox, so that what is out of memory is one of them and never the agent, also where a workspace full of data leaves
+no room. Every command gets a fresh leaf: its peak, its out-of-memory kills and its refused forks are its own.
 """
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from sandbox.cgroup import files
+from sandbox.cgroup.delegation import LEAF, Delegation, claim
 from sandbox.cgroup.leaves import Leaves
 from sandbox.cgroup.types import CgroupPlan, Live, Reading
 from sandbox.types import MIB, Limits
@@ -18,18 +22,30 @@ from sandbox.types import MIB, Limits
 AGENT_BYTES = 16 * MIB
 AGENT_PIDS = 1
 PERIOD_US = 100_000
-CONTROLLERS = ("memory", "pids", "cpu")
-_ENABLE = " ".join(f"+{name}" for name in CONTROLLERS)
+LIMIT_OF = {"memory": "memory", "cpu": "cpus", "pids": "pids"}
+"""The limit that each controller enforces."""
 
 
 class UnifiedSet:
-    """The cgroups of one sandbox; see `sandbox.cgroup.types.CgroupSet` for the methods."""
+    """The cgroups of one sandbox; see `sandbox.cgroup.types.CgroupSet` for the methods.
 
-    def __init__(self, root: str, index: int, limits: Limits) -> None:
+    Args:
+        controllers: those that the engine's parent cgroup hands down.
+        refusals_are_local: a refused fork is counted in the cgroup of whoever forked (before Linux 6.11), and not where
+            the limit is.
+    """
+
+    def __init__(
+        self, root: str, index: int, limits: Limits, controllers: Sequence[str], *, refusals_are_local: bool
+    ) -> None:
+        self._root = root
         self._top = f"{root}/s{index}"
         self._agent = f"{self._top}/agent"
+        self._commands = f"{self._top}/c"
         self._limits = limits
-        self._leaves = Leaves(self._top, reuse=False)
+        self._controllers = controllers
+        self._refusals_are_local = refusals_are_local
+        self._leaves = Leaves(self._commands, reuse=False)
         self._made = False
         self._num_tenants = 0
         self._cpu_before_us = 0
@@ -40,17 +56,27 @@ class UnifiedSet:
             self._leaves.all_free()
             return CgroupPlan(join=join)
         self._made = True
-        limits = self._limits
-        memory = limits.memory_bytes + limits.disk_bytes + AGENT_BYTES
-        write = [
-            (f"{self._top}/memory.max", str(memory)),
-            (f"{self._top}/pids.max", str(limits.pids + AGENT_PIDS)),
-            (f"{self._top}/cpu.max", f"{int(limits.cpus * PERIOD_US)} {PERIOD_US}"),
-            (f"{self._top}/cgroup.subtree_control", "+memory +pids"),
-        ]
-        if os.path.exists(f"{os.path.dirname(self._top)}/memory.swap.max"):
-            write.append((f"{self._top}/memory.swap.max", "0"))
-        return CgroupPlan((self._top, self._agent, self._leaves.first()), tuple(write), join)
+        make = (self._top, self._agent, self._commands, self._leaves.first())
+        return CgroupPlan(make, tuple(self._writes()), join)
+
+    def _writes(self) -> list[tuple[str, str]]:
+        limits, writes = self._limits, []
+        memory = limits.memory_bytes + limits.disk_bytes
+        if "memory" in self._controllers:
+            writes += [(f"{self._top}/memory.max", str(memory + AGENT_BYTES))]
+            if os.path.exists(f"{self._root}/memory.swap.max"):
+                writes += [(f"{self._top}/memory.swap.max", "0")]
+        if "pids" in self._controllers:
+            writes += [(f"{self._top}/pids.max", str(limits.pids + AGENT_PIDS))]
+        if "cpu" in self._controllers:
+            writes += [(f"{self._top}/cpu.max", f"{int(limits.cpus * PERIOD_US)} {PERIOD_US}")]
+        if inner := [f"+{name}" for name in self._controllers if name in ("memory", "pids")]:
+            writes += [
+                (f"{directory}/cgroup.subtree_control", " ".join(inner)) for directory in (self._top, self._commands)
+            ]
+        if "memory" in self._controllers:
+            writes += [(f"{self._commands}/memory.max", str(memory))]
+        return writes
 
     def kill_file(self) -> str | None:
         return f"{self._top}/cgroup.kill"
@@ -85,14 +111,29 @@ class UnifiedSet:
     def reset_peak(self) -> None:
         """Nothing to do: a fresh leaf starts at zero."""
 
+    @property
+    def peak_is_the_leafs(self) -> bool:
+        return True
+
     def peak_bytes(self, leaf: str | None) -> int | None:
-        peak = f"{leaf}/memory.peak"
-        return int(files.read(peak)) if leaf and os.path.exists(peak) else None
+        if leaf is None or "memory" not in self._controllers:
+            return None
+        try:
+            return int(files.read(f"{leaf}/memory.peak"))
+        except FileNotFoundError:
+            if not os.path.isdir(leaf):
+                raise  # the sandbox has ended
+            return None  # before Linux 5.19
 
     def read(self, leaf: str | None) -> Reading:
+        refused = 0
+        if "pids" in self._controllers:
+            counting = (self._agent, leaf) if self._refusals_are_local else (self._top,)
+            refused = sum(files.keyed(f"{place}/pids.events", "max") for place in counting if place is not None)
+        has_memory = "memory" in self._controllers
         return Reading(
-            oom_kills=files.keyed(f"{self._top}/memory.events", "oom_kill"),
-            pids_refused=files.keyed(f"{self._top}/pids.events", "max"),
+            oom_kills=files.keyed(f"{leaf or self._commands}/memory.events", "oom_kill") if has_memory else 0,
+            pids_refused=refused,
             cpu_us=files.keyed(f"{leaf}/cpu.stat", "usage_usec") if leaf else None,
         )
 
@@ -105,37 +146,58 @@ class UnifiedSet:
 
     def live(self) -> Live:
         # memory.peak starts anew only with the directory (before Linux 6.12), so a later tenant has none of its own.
-        peak = f"{self._top}/memory.peak"
-        own_peak = self._num_tenants == 1 and os.path.exists(peak)
+        peak, memory, pids = f"{self._top}/memory.peak", "memory" in self._controllers, "pids" in self._controllers
+        own_peak = memory and self._num_tenants == 1 and os.path.exists(peak)
         return Live(
-            memory_bytes=int(files.read(f"{self._top}/memory.current")),
+            memory_bytes=int(files.read(f"{self._top}/memory.current")) if memory else None,
             peak_memory_bytes=int(files.read(peak)) if own_peak else None,
             cpu_us=self._cpu_us() - self._cpu_before_us,
-            pids=max(0, int(files.read(f"{self._top}/pids.current")) - AGENT_PIDS),
+            pids=max(0, int(files.read(f"{self._top}/pids.current")) - AGENT_PIDS) if pids else None,
         )
 
 
 class UnifiedBackend:
-    """One parent cgroup per engine, with the controllers handed down to its sandboxes."""
+    """One parent cgroup per engine, with the controllers that there are handed down to its sandboxes."""
 
     name: Literal["v2"] = "v2"
 
-    def __init__(self, parent: str, engine: str) -> None:
-        self._parent = parent
-        self._root = f"{parent}/rollout-{engine}"
+    def __init__(self, delegation: Delegation, engine: str) -> None:
+        self._delegation = delegation
+        self.parent = delegation.parent
+        self._root = f"{self.parent}/rollout-{engine}"
+        self._controllers: tuple[str, ...] = ()
+        self._refusals_are_local = True
         self.roots: tuple[str, ...] = (self._root,)
-        self.enforced: Mapping[str, bool] = {"memory": True, "cpus": True, "pids": True, "disk": True}
+        self.note = ""
+
+    @property
+    def enforced(self) -> Mapping[str, bool]:
+        """See `sandbox.cgroup.types.Backend`; known once it is open."""
+        return {limit: name in self._controllers for name, limit in LIMIT_OF.items()} | {"disk": True}
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        """Controllers that this place in the tree lacks."""
+        return tuple(name for name in LIMIT_OF if name not in self._controllers)
 
     def open(self, memory_bytes: int, pids: int) -> None:
-        files.write(f"{self._parent}/cgroup.subtree_control", _ENABLE)
+        done = claim(self._delegation)
+        if done.num_moved:
+            self.note = f"{done.num_moved} processes of {self.parent} were moved to its leaf {LEAF}"
         os.mkdir(self._root)
         try:
-            files.write(f"{self._root}/memory.max", str(memory_bytes))
-            files.write(f"{self._root}/pids.max", str(pids))
-            files.write(f"{self._root}/cgroup.subtree_control", _ENABLE)
+            if not os.path.exists(f"{self._root}/cgroup.kill"):
+                raise OSError(errno.EOPNOTSUPP, "the kernel has no cgroup.kill (Linux 5.14)", self._root)
+            if "memory" in done.controllers:
+                files.write(f"{self._root}/memory.max", str(memory_bytes))
+            if "pids" in done.controllers:
+                files.write(f"{self._root}/pids.max", str(pids))
+            files.write(f"{self._root}/cgroup.subtree_control", " ".join(f"+{name}" for name in done.controllers))
         except OSError:
             os.rmdir(self._root)
             raise
+        self._controllers = done.controllers
+        self._refusals_are_local = not os.path.exists(f"{self._root}/pids.events.local")
 
     def new_set(self, index: int, limits: Limits) -> UnifiedSet:
-        return UnifiedSet(self._root, index, limits)
+        return UnifiedSet(self._root, index, limits, self._controllers, refusals_are_local=self._refusals_are_local)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sandbox import capabilities, namespace_probe, stage
-from sandbox.cgroup.probe import Hierarchies
+from sandbox.cgroup.hierarchies import Hierarchies
 from sandbox.errors import CapabilityError, ConfigError
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.types import JAIL_NAMES, Command, SandboxSpec
@@ -167,12 +167,14 @@ def test_a_helper_that_the_user_named_is_what_doctor_shows(monkeypatch: pytest.M
         (Hierarchies({"memory": "{}", "pids": "{}"}, "{}", "{}"), False, "memory, pids"),
         (Hierarchies({"memory": "{}", "pids": "{}", "cpu": "{}"}, None, None), False, "v1 alone"),
         (Hierarchies({"memory": "/nonexistent", "pids": "{}", "cpu": "{}"}, "{}", "{}"), False, "writable: pids, cpu"),
-        (Hierarchies({}, "{}", "{}"), True, "v2; writable: memory, pids, cpu"),
-        (Hierarchies({}, "/nonexistent", "{}"), False, "v2; writable: nothing"),
+        (Hierarchies({}, "{}", "{}"), True, "v2; memory, pids, cpu in /"),
+        (Hierarchies({}, "/nonexistent", "{}"), False, "v2; /nonexistent is "),
     ],
 )
 def test_the_layout_of_cgroups_is_named(tmp_path: Path, layout: Hierarchies, ok: bool, words: str) -> None:
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
+    for name in ("cgroup.type", "cgroup.procs", "cgroup.subtree_control"):
+        (tmp_path / name).write_text("")
 
     def here(text: str | None) -> str | None:
         return None if text is None else text.format(tmp_path)
@@ -184,6 +186,16 @@ def test_the_layout_of_cgroups_is_named(tmp_path: Path, layout: Hierarchies, ok:
     assert found.ok is ok
     assert words in found.detail
     assert found.ok or found.remedy
+
+
+def test_a_controller_that_is_not_delegated_is_named_with_its_remedy(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.controllers").write_text("memory pids\n")
+    for name in ("cgroup.type", "cgroup.procs", "cgroup.subtree_control"):
+        (tmp_path / name).write_text("")
+    found = capabilities.cgroup_capability(Hierarchies({}, str(tmp_path), str(tmp_path)))
+    assert not found.ok
+    assert found.detail == f"v2; memory, pids in {tmp_path}; no cpu"
+    assert found.remedy == capabilities.controller_remedy(("cpu",))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="asks about being uid 0")

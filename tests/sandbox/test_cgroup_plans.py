@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.cgroup.delegation import CONTROLLERS, LEAF, Delegation, find
+from sandbox.cgroup.hierarchies import Hierarchies
 from sandbox.cgroup.hybrid import HybridBackend
 from sandbox.cgroup.leaves import Leaves
 from sandbox.cgroup.pool import SetPool
 from sandbox.cgroup.types import Live
-from sandbox.cgroup.unified import UnifiedBackend
+from sandbox.cgroup.unified import UnifiedSet
 from sandbox.types import MIB, Limits
 
 LIMITS = Limits(memory_bytes=100 * MIB, disk_bytes=10 * MIB, pids=8, cpus=1.5)
@@ -71,18 +73,39 @@ def test_free_sets_are_bounded_and_serve_only_their_own_limits() -> None:
     assert pool.take(other) not in (first, second, third)
 
 
-def test_in_cgroup_v2_processes_live_in_leaves_only(tmp_path: Path) -> None:
-    backend = UnifiedBackend(str(tmp_path), "e")
-    cgroups = backend.new_set(0, LIMITS)
+def make_tree(directory: Path, controllers: str) -> Path:
+    """What a delegated cgroup looks like, as far as ordinary files can tell."""
+    directory.mkdir(exist_ok=True)
+    (directory / "cgroup.controllers").write_text(controllers)
+    for name in ("cgroup.type", "cgroup.procs", "cgroup.subtree_control"):
+        (directory / name).write_text("")
+    return directory
+
+
+def unified_set(root: str, controllers: tuple[str, ...] = CONTROLLERS) -> UnifiedSet:
+    return UnifiedSet(root, 0, LIMITS, controllers, refusals_are_local=True)
+
+
+def test_in_cgroup_v2_processes_live_in_leaves_only_and_commands_have_less_memory_than_the_agent() -> None:
+    cgroups = unified_set("/e")
     plan = cgroups.start_plan()
-    top = f"{tmp_path}/rollout-e/s0"
-    assert plan.make[0] == top
-    assert plan.join == (f"{top}/agent/cgroup.procs",)
-    assert plan.write[-1][0].endswith(("subtree_control", "swap.max"))
+    assert plan.make[0] == "/e/s0"
+    assert plan.join == ("/e/s0/agent/cgroup.procs",)
+    writes = dict(plan.write)
+    assert int(writes["/e/s0/c/memory.max"]) == 110 * MIB < int(writes["/e/s0/memory.max"])
+    assert writes["/e/s0/cgroup.subtree_control"] == writes["/e/s0/c/cgroup.subtree_control"] == "+memory +pids"
     leaf = cgroups.take_leaf()
-    assert leaf is not None
+    assert leaf == "/e/s0/c/c0"
     assert cgroups.join_files(leaf) == (f"{leaf}/cgroup.procs",)
-    assert cgroups.kill_file() == f"{top}/cgroup.kill"
+    assert cgroups.kill_file() == "/e/s0/cgroup.kill"
+
+
+@pytest.mark.parametrize("absent", CONTROLLERS)
+def test_in_cgroup_v2_nothing_is_asked_of_a_controller_that_is_not_there(absent: str) -> None:
+    there = tuple(name for name in CONTROLLERS if name != absent)
+    text = repr(unified_set("/e", there).start_plan())
+    assert absent not in text
+    assert all(name in text for name in there)
 
 
 @pytest.mark.parametrize("populated", [0, 1])
@@ -100,8 +123,8 @@ def test_in_cgroup_v2_every_command_gets_a_fresh_leaf(tmp_path: Path, populated:
 
 
 def test_what_a_sandbox_of_cgroup_v2_holds_is_its_own_and_not_its_predecessors(tmp_path: Path) -> None:
-    cgroups = UnifiedBackend(str(tmp_path), "e").new_set(0, LIMITS)
-    top = tmp_path / "rollout-e" / "s0"
+    cgroups = unified_set(str(tmp_path))
+    top = tmp_path / "s0"
     top.mkdir(parents=True)
     (top / "memory.current").write_text("5000\n")
     (top / "memory.peak").write_text("9000\n")
@@ -112,3 +135,28 @@ def test_what_a_sandbox_of_cgroup_v2_holds_is_its_own_and_not_its_predecessors(t
     assert cgroups.live() == Live(memory_bytes=5000, peak_memory_bytes=9000, cpu_us=2500, pids=3)
     cgroups.begin()
     assert cgroups.live() == Live(memory_bytes=5000, peak_memory_bytes=None, cpu_us=0, pids=3)
+
+
+def test_a_subtree_is_divided_where_its_files_may_be_written(tmp_path: Path) -> None:
+    own = make_tree(make_tree(tmp_path / "mount", "") / "own", "cpuset cpu io memory pids")
+    places = Hierarchies({}, str(own), str(own.parent))
+    assert find(places) == Delegation(str(own), CONTROLLERS, False)
+    leaf = make_tree(own / LEAF, "")
+    assert find(Hierarchies({}, str(leaf), str(own.parent))) == find(places)  # as a second engine finds itself
+
+
+def test_a_subtree_with_some_controllers_says_which_it_lacks(tmp_path: Path) -> None:
+    place = find(Hierarchies({}, str(make_tree(tmp_path / "own", "memory pids")), str(tmp_path / "own")))
+    assert isinstance(place, Delegation)
+    assert (place.controllers, place.absent) == (("memory", "pids"), ("cpu",))
+    nothing = find(Hierarchies({}, str(make_tree(tmp_path / "own", "io")), str(tmp_path / "own")))
+    assert nothing == f"{tmp_path}/own has no controller of memory, pids, cpu"
+
+
+def test_a_cgroup_of_somebody_else_is_not_divided(tmp_path: Path) -> None:
+    make_tree(tmp_path, "memory")
+    absent = find(Hierarchies({}, str(tmp_path / "absent"), str(tmp_path)))
+    assert isinstance(absent, str)
+    assert absent.startswith(f"{tmp_path}/absent is ")
+    assert "outside" in str(find(Hierarchies({}, None, str(tmp_path))))
+    assert find(Hierarchies({}, None, None)) == "no cgroup v2 tree"

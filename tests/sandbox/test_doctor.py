@@ -62,6 +62,14 @@ def test_an_unenforced_limit_carries_the_remedy_of_its_host() -> None:
     assert rows["wall_time"].enforced
 
 
+def test_a_limit_whose_controller_is_not_delegated_says_that_alone() -> None:
+    reasons = {"hybrid": "no cgroup v1 hierarchy", "v2": "/own has no controller cpu"}
+    rows = {row.name: row for row in limit_reports(("cpus",), reasons, "v2")}
+    assert (rows["cpus"].enforced, rows["memory"].enforced) == (False, True)
+    assert rows["cpus"].how == "v2: /own has no controller cpu"
+    assert "cpu" in rows["cpus"].remedy
+
+
 def test_the_page_names_what_is_missing_and_its_remedy() -> None:
     report = Report(
         isolates=True,

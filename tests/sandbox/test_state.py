@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.cgroup.probe import find_hierarchies
+from sandbox.cgroup.hierarchies import find_hierarchies
 from sandbox.errors import CapabilityError, ConfigError
 from sandbox.host import SandboxConfig
 from sandbox.stage import require_reachable

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.cgroup.probe import find_hierarchies
+from sandbox.cgroup.hierarchies import find_hierarchies
 from sandbox.host import SandboxConfig
 from sandbox.sandbox import Sandbox
 from sandbox.types import MIB, JailName, Limits, SandboxSpec
