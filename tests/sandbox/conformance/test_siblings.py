@@ -157,7 +157,8 @@ done
             for number in range(count):
                 group.start_soon(one, number)
         assert [outcome for outcome in outcomes if not outcome.ok] == []
-        expected = b"".join(f"{i} {n}\n".encode() for i in sorted(map(str, range(count))) for n in range(rounds))
+        order = [(i, n) for i in sorted(map(str, range(count))) for n in sorted(map(str, range(rounds)))]
+        expected = "".join(f"{i} {n}\n" for i, n in order).encode()
         listing = "find tree -type f | sort | xargs cat | sha256sum; find tree -type f | wc -l; ls -A tmp"
         digest, _, num_files, *strays = (await sh(box, f"export LC_ALL=C; {listing}")).stdout.decode().split()
         assert int(num_files) == rounds * count
