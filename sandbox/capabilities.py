@@ -103,11 +103,11 @@ def kernel_version() -> tuple[int, int]:
 
 
 def kernel_capability() -> Capability:
-    """pidfds and clone3 came with Linux 5.3, openat2 with 5.6, mount_setattr with 5.12."""
+    """pidfds came with Linux 5.3, openat2 with 5.6, entering namespaces by a pidfd with 5.8, mount_setattr with 5.12."""
     version = kernel_version()
     detail = f"{platform.system()} {platform.release()} {platform.machine()}"
-    ok = platform.system() == "Linux" and version >= (5, 6)
-    return Capability(name="kernel", ok=ok, detail=detail, remedy="" if ok else "use Linux 5.6 or later", required=True)
+    ok = platform.system() == "Linux" and version >= (5, 8)
+    return Capability(name="kernel", ok=ok, detail=detail, remedy="" if ok else "use Linux 5.8 or later", required=True)
 
 
 def seccomp_capability() -> Capability:

@@ -21,6 +21,8 @@ from sandbox.wire import Frame, decode
 _RECEIVE_BYTES = 16 * 1024
 _FRAMES_PER_TURN = 32
 _MAX_FDS = 8
+_POST_TIMEOUT_S = 10.0
+_POST_PAUSE_S = 0.05
 _OURS = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS, errno.EMSGSIZE, errno.EBADF)
 
 
@@ -91,22 +93,35 @@ class FrameLink:
                     raise SandboxDiedError("the socket was closed") from None
 
     def post(self, frame: bytes) -> None:
-        """Sends a frame that nobody waits for, at once or as soon as the socket has room."""
+        """Sends a frame that nobody waits for: at once, or as soon as the socket and the kernel have room.
+
+        A frame that cannot be sent in `_POST_TIMEOUT_S` ends the link (`on_end` is told): it may be an order to kill.
+        """
         try:
             if self.send_nowait(frame):
                 return
         except SandboxDiedError:
             return  # its end is reported by `on_end`
+        except SandboxError:
+            pass  # short of memory: the task tries again
         task = asyncio.ensure_future(self._send_late(frame))
         self._late.add(task)
         task.add_done_callback(self._late.discard)
 
     async def _send_late(self, frame: bytes) -> None:
         """Ends with the socket at the latest."""
-        try:
-            await self.send(frame)
-        except SandboxDiedError:
-            return
+        why = "its socket stays full"
+        with anyio.move_on_after(_POST_TIMEOUT_S):
+            while True:
+                try:
+                    return await self.send(frame)
+                except SandboxDiedError:
+                    return None
+                except SandboxError as error:
+                    why = str(error)
+                await anyio.sleep(_POST_PAUSE_S)
+        self._end(why)
+        return None
 
     def _readable(self) -> None:
         for _ in range(_FRAMES_PER_TURN):
