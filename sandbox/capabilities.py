@@ -103,7 +103,7 @@ def kernel_version() -> tuple[int, int]:
 
 
 def kernel_capability() -> Capability:
-    """pidfds came with Linux 5.3, openat2 with 5.6, entering namespaces by a pidfd with 5.8, mount_setattr with 5.12."""
+    """pidfds came with Linux 5.3, openat2 with 5.6, setns by pidfd with 5.8, mount_setattr with 5.12."""
     version = kernel_version()
     detail = f"{platform.system()} {platform.release()} {platform.machine()}"
     ok = platform.system() == "Linux" and version >= (5, 8)
