@@ -36,7 +36,7 @@ from sandbox.images.resolve import resolve_image
 from sandbox.images.types import Image
 from sandbox.jails.plan import JailPlan
 from sandbox.jails.start import start_items
-from sandbox.jails.tools import JAILS, make_plan
+from sandbox.jails.tools import JAILS, NO_NAMESPACES, make_plan
 from sandbox.jails.views import why_shared
 from sandbox.sandbox import MINIMAL_ENV, Sandbox
 from sandbox.seccomp import build_filter
@@ -60,17 +60,6 @@ from sandbox.wire import Item, Tag, number, text
 _KEPT_TEMPLATES = 64
 _RESIDUE_BYTES = 32 * MIB
 _RELEASE_TIMEOUT_S = 20.0
-_NO_NAMESPACES = (
-    "No permissions to creat",  # bubblewrap's "to create" or "to creating new namespace"
-    "Creating new namespace failed",
-    "setting up uid map",
-    "changing to the sandbox's uid",
-    "making a user namespace",
-    "Can't mount proc",
-    "procfs mount may fail",
-    "CLONE_NEWNET) failed: Operation not permitted",
-    "CLONE_NEWNET) failed: No space left on device",
-)
 
 
 class SandboxHost:
@@ -323,11 +312,14 @@ class SandboxHost:
         except StartError as error:
             ours.close()
             why = JAILS[spec.jail].explain(str(error))
-            if any(words in why for words in _NO_NAMESPACES):
+            if any(words in why for words in NO_NAMESPACES):
                 fake_root = uid_capability()
                 remedy = fake_root.remedy if fake_root.required and not fake_root.ok else user_namespace_remedy()
                 raise CapabilityError(f"this host does not let a jail be built: {why}", remedy) from error
             raise StartError(why) from error
+        except FileNotFoundError as error:
+            ours.close()
+            raise SandboxDiedError("the sandbox's control groups vanished with the warden") from error
         except BaseException:
             ours.close()
             raise

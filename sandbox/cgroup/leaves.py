@@ -21,6 +21,7 @@ class Leaves:
         self._made = 0
         self._free: list[str] = []
         self._occupied: list[str] = []
+        self._lent: set[str] = set()  # to commands that have not given theirs back
 
     def first(self) -> str:
         """The path of the leaf that is made with the set (by the jail's first process)."""
@@ -32,14 +33,17 @@ class Leaves:
     def take(self) -> str:
         """A leaf without processes; makes one where none is free."""
         if self._free:
-            return self._free.pop()
-        leaf = f"{self._parent}/c{self._made}"
-        self._made += 1
-        os.mkdir(leaf)
+            leaf = self._free.pop()
+        else:
+            leaf = f"{self._parent}/c{self._made}"
+            self._made += 1
+            os.mkdir(leaf)
+        self._lent.add(leaf)
         return leaf
 
     def give_back(self, leaf: str) -> None:
         """Makes the leaf free again, or sets it aside while something lives in it."""
+        self._lent.discard(leaf)
         if files.populated(leaf):
             self._occupied.append(leaf)
         else:
@@ -68,7 +72,8 @@ class Leaves:
         return not self._occupied
 
     def all_free(self) -> None:
-        """Said after the sandbox's end, when every leaf is empty."""
-        waiting, self._occupied = self._occupied, []
+        """Said after the sandbox's end, when every leaf is empty; also those of commands that ended with it."""
+        waiting, self._occupied = [*self._occupied, *self._lent], []
+        self._lent.clear()
         for leaf in waiting:
             self._retire(leaf)

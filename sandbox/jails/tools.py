@@ -36,6 +36,20 @@ JAILS: dict[JailName, Jail] = {
 }
 
 
+NO_NAMESPACES = (
+    "No permissions to creat",  # bubblewrap's "to create" or "to creating new namespace"
+    "Creating new namespace failed",
+    "setting up uid map",
+    "changing to the sandbox's uid",
+    "making a user namespace",
+    "Can't mount proc",
+    "procfs mount may fail",
+    "CLONE_NEWNET) failed: Operation not permitted",
+    "CLONE_NEWNET) failed: No space left on device",
+)
+"""What the tools and the warden say where the host refuses namespaces."""
+
+
 def make_plan(jail: JailName, state_dir: Path, agent: Path, tool: str | None) -> JailPlan:
     """Finds and stages the tool of that jail (blocking).
 

@@ -145,6 +145,23 @@ async def test_after_the_wardens_death_everything_is_refused_and_the_end_is_clea
 
 
 @pytest.mark.anyio
+async def test_a_warden_that_is_told_to_end_takes_everything_with_it_and_every_use_is_a_fault(
+    state_dir: Path, jail: JailName
+) -> None:
+    async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir))) as host:
+        async with host.acquire(SandboxSpec(jail=jail)) as box:  # its control groups are the next one's
+            assert (await box.run(TRUE)).ok
+        async with host.acquire(SandboxSpec(jail=jail)) as box:
+            os.kill(host._warden.pid, signal.SIGTERM)
+            with pytest.raises(SandboxDiedError):
+                await box.run(Command(argv=("sleep", "600"), timeout_s=600))
+            await until(lambda: not any(map(os.path.exists, host.backend.roots)))
+        with pytest.raises(SandboxDiedError):
+            async with host.acquire(SandboxSpec(jail=jail)):
+                pass
+
+
+@pytest.mark.anyio
 async def test_a_sandbox_whose_agent_dies_is_a_fault_and_its_siblings_live(state_dir: Path, jail: JailName) -> None:
     async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir))) as host:
         async with host.acquire(SandboxSpec(jail=jail)) as sibling:

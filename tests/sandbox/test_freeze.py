@@ -146,3 +146,21 @@ async def test_without_cgroups_freezing_is_a_capability_error_with_a_remedy(stat
             with pytest.raises(CapabilityError, match="cgroup v2"):
                 await box.freeze()
             assert (await box.run(TRUE)).ok
+
+
+async def test_leaves_of_commands_that_ended_with_their_sandbox_are_used_again(
+    host: SandboxHost, jail: JailName
+) -> None:
+    """Closed while they run, or killed while frozen: the set's directories do not become more and more."""
+    if host.backend.name == "none":
+        pytest.skip("environment: this user has no cgroup v2 tree")
+    counts = []
+    for _ in range(4):
+        async with host.acquire(SandboxSpec(jail=jail)) as box, box.start(BUSY), box.start(BUSY) as process:
+            directory = box._cgroups.freezer()
+            assert directory is not None
+            counts.append(sum(len(folders) for _, folders, _ in os.walk(directory)))
+            await box.freeze()
+            await process.kill()
+            box.close()
+    assert counts[1:] == counts[:1] * 3
