@@ -12,7 +12,7 @@ import time
 import anyio
 
 from sandbox.cgroup import files
-from sandbox.errors import CapabilityError, SandboxDiedError, SandboxError
+from sandbox.errors import CapabilityError, SandboxError
 
 _STILL_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S = 0.0005
@@ -67,16 +67,18 @@ class Freezer:
         self.frozen = False
 
     def _write(self, value: str) -> None:
-        try:
+        with files.vanishing():
             files.write(f"{self._directory}/cgroup.freeze", value)
-        except FileNotFoundError:
-            raise SandboxDiedError("the sandbox has ended: its control group is gone") from None
 
     async def _wait_until_still(self) -> None:
         deadline = time.monotonic() + _STILL_TIMEOUT_S
         pause_s = _FIRST_PAUSE_S
-        while files.keyed(f"{self._directory}/cgroup.events", "frozen") == 0:
+        while not self._is_still():
             if time.monotonic() > deadline:
                 raise SandboxError(f"a process of the sandbox did not stop within {_STILL_TIMEOUT_S} s")
             await anyio.sleep(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    def _is_still(self) -> bool:
+        with files.vanishing():
+            return files.keyed(f"{self._directory}/cgroup.events", "frozen") == 1

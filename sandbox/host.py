@@ -317,9 +317,6 @@ class SandboxHost:
                 remedy = fake_root.remedy if fake_root.required and not fake_root.ok else user_namespace_remedy()
                 raise CapabilityError(f"this host does not let a jail be built: {why}", remedy) from error
             raise StartError(why) from error
-        except FileNotFoundError as error:
-            ours.close()
-            raise SandboxDiedError("the sandbox's control groups vanished with the warden") from error
         except BaseException:
             ours.close()
             raise
@@ -338,7 +335,8 @@ class SandboxHost:
 
     def _own_items(self, ident: int, cgroups: CgroupSet) -> list[Item]:
         """What is this sandbox's alone; comes first, for the cgroups are joined before the uid changes."""
-        plan = cgroups.start_plan()
+        with files.vanishing():
+            plan = cgroups.start_plan()
         items = [text(Tag.DIR, path) for path in plan.make]
         items += [text(Tag.SET, path, value) for path, value in plan.write]
         items += [text(Tag.JOIN, path) for path in plan.join]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from sandbox.cgroup import files
 from sandbox.errors import ConfigError, ProtocolError, SandboxError
 from sandbox.link import FrameLink
 from sandbox.process import Process
@@ -79,7 +80,8 @@ async def send_run(
     try:
         attached = _attach_stdio(process, command, fds, theirs, piped)
         for path in joins:
-            theirs.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+            with files.vanishing():
+                theirs.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
             attached.append(theirs[-1])
         if len(attached) > MAX_FDS:
             raise ConfigError("fds", len(fds), f"at most {MAX_FDS - 5} descriptors")

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager, suppress
 
 import anyio
 
+from sandbox.cgroup import files
 from sandbox.cgroup.types import CgroupSet
 from sandbox.errors import SandboxDiedError, SandboxError
 from sandbox.forks import Owner
@@ -128,9 +129,10 @@ class Requests:
         self._pipes += ours
         try:
             try:
-                leaf = self._cgroups.take_leaf()
-                for path in self._cgroups.join_files(leaf) if leaf is not None else ():
-                    fds.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+                with files.vanishing():
+                    leaf = self._cgroups.take_leaf()
+                    for path in self._cgroups.join_files(leaf) if leaf is not None else ():
+                        fds.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
                 self._ends[ident] = end
                 frame = encode(kind, ident, [*items, number(Tag.STDIO, len(theirs)), *self._limits])
                 await self._link.send(frame, fds)

@@ -17,6 +17,7 @@ import anyio
 from sandbox.archive.caps import Caps
 from sandbox.archive.pipes import fetch_tree, send_survey, upload_tar
 from sandbox.archive.tree import Survey
+from sandbox.cgroup import files
 from sandbox.cgroup.types import CgroupSet
 from sandbox.errors import ProtocolError, SandboxDiedError, SandboxError, SandboxFrozenError
 from sandbox.forks import Owner
@@ -222,13 +223,14 @@ class Sandbox:
         check_modes(command, len(fds), stdin, output)
         self._require_answering()
         ident = self._take_ident()
-        leaf = self._cgroups.take_leaf()
-        try:
-            process = await self._launch(ident, command, fds, leaf, piped=stdin == "pipe", stream=output == "stream")
-        except BaseException:
-            if leaf is not None and self.alive:
-                self._cgroups.return_leaf(leaf)
-            raise
+        with files.vanishing():
+            leaf = self._cgroups.take_leaf()
+            try:
+                modes = {"piped": stdin == "pipe", "stream": output == "stream"}
+                process = await self._launch(ident, command, fds, leaf, **modes)
+            except BaseException:
+                self._return_leaf(leaf)
+                raise
         try:
             yield process
         finally:
@@ -248,18 +250,21 @@ class Sandbox:
         self._kept.add(process.take_open_streams())
         if not self.alive:
             self._kept.close()
-        if process.leaf is None or not self.alive:
-            return
-        if process.unreported:  # the agent may not even have begun it, and will join this leaf once it can
-            self._unreported[ident] = process.leaf
+        if process.unreported and process.leaf is not None:
+            self._unreported[ident] = process.leaf  # the agent may not even have begun it, and will join this leaf then
         else:
-            self._cgroups.return_leaf(process.leaf)
+            self._return_leaf(process.leaf)
+
+    def _return_leaf(self, leaf: str | None) -> None:
+        if leaf is not None and self.alive:
+            with suppress(SandboxDiedError), files.vanishing():
+                self._cgroups.return_leaf(leaf)
 
     def _return_unreported(self, ident: int) -> None:
         leaf = self._unreported.pop(ident)
-        with suppress(FileNotFoundError):  # it vanished with the warden
+        with suppress(SandboxDiedError), files.vanishing():
             self._cgroups.kill_leaf(leaf)
-            self._cgroups.return_leaf(leaf)
+        self._return_leaf(leaf)
 
     async def _launch(
         self, ident: int, command: Command, fds: Sequence[int], leaf: str | None, *, piped: bool, stream: bool
@@ -391,4 +396,5 @@ class Sandbox:
             for fd in fds:
                 os.close(fd)
             space = frame.space()
-        return measure(self._cgroups, space, len(self._running))
+        with files.vanishing():
+            return measure(self._cgroups, space, len(self._running))

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from sandbox.errors import SandboxDiedError
+
+
+@contextmanager
+def vanishing() -> Iterator[None]:
+    """Around the use of a sandbox's control groups, which the warden may have removed before its end is noticed.
+
+    Raises:
+        SandboxDiedError: they are gone.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENODEV):
+            raise
+        raise SandboxDiedError("the sandbox has died (its control groups are gone)") from error
 
 
 def read(path: str) -> str:
