@@ -39,7 +39,8 @@ print(states.count("Z"))
 
 
 async def test_a_background_child_holds_nobody_up_and_lives_on(box: Sandbox) -> None:
-    plain_s, held_s = [], []
+    plain_s: list[float] = []
+    held_s: list[float] = []
     for _ in range(5):
         for script, times_s in (("echo ok", plain_s), ("sleep 600 & echo ok", held_s)):
             started_s = time.monotonic()
