@@ -57,6 +57,7 @@ async def test_one_stuck_start_and_a_hundred_others(
 
     patient = msgspec.structs.replace(with_stuck(config, hangs, stuck_tool), start_timeout_s=600.0)
     async with open_arena(patient, spec) as arena, anyio.create_task_group() as group:
+        alone_s = min([await start_time_s(arena) for _ in range(3)])
         group.start_soon(stuck)
         await anyio.sleep(0.1)
         async with loop_lag() as lag:
@@ -65,7 +66,15 @@ async def test_one_stuck_start_and_a_hundred_others(
                     others.start_soon(one)
         group.cancel_scope.cancel()
     assert [outcome.ok for outcome in outcomes] == [True] * 100
-    assert lag.excess_p99_s < LAG_P99_S
+    # On a machine so slow that a single start takes longer than that, the loop is late by less than one start.
+    assert lag.excess_p99_s < max(LAG_P99_S, alone_s)
+
+
+async def start_time_s(arena: Arena) -> float:
+    """How long one start takes while nothing else happens."""
+    started_s = time.monotonic()
+    async with arena.host.acquire(arena.spec):
+        return time.monotonic() - started_s
 
 
 async def test_a_stuck_start_ends_at_its_deadline_with_a_typed_fault(
