@@ -66,8 +66,8 @@ async def test_one_stuck_start_and_a_hundred_others(
                     others.start_soon(one)
         group.cancel_scope.cancel()
     assert [outcome.ok for outcome in outcomes] == [True] * 100
-    # On a machine so slow that a single start takes longer than that, the loop is late by less than one start.
-    assert lag.excess_p99_s < max(LAG_P99_S, alone_s)
+    # Where a single start takes longer than that (a machine in emulation), the loop may be late by a few, not by all.
+    assert lag.excess_p99_s < (LAG_P99_S if alone_s < LAG_P99_S else 4 * alone_s)
 
 
 async def start_time_s(arena: Arena) -> float:
