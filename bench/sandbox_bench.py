@@ -20,8 +20,8 @@ from bench.records import CannotMeasure, Claim, Skipped, claim
 from bench.rounds import Async, Operation, Peer, Series, interleave, percentile, ratio
 from bench.runner import Findings
 from sandbox.errors import CapabilityError
+from sandbox.estate.stage import stage_tool
 from sandbox.host import SandboxConfig, SandboxHost
-from sandbox.stage import stage_tool
 from sandbox.types import GIB, MIB
 
 BARE = "bare asyncio subprocess"

@@ -23,9 +23,9 @@ from bench.verify_tasks import Item, Turns, code_items, demo_items
 from rollout.types import Reward
 from rollout.verify.config import VerifierConfig
 from rollout.verify.verifier import Verifier
+from sandbox.estate.state import default_state_dir, open_state_dir
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.images.python import build_python_image
-from sandbox.state import default_state_dir, open_state_dir
 
 _INTERPRETER = os.path.realpath(sys.executable)
 _FLAGS = ("-S", "-s", "-P", "-B", "-c")

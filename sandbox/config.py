@@ -13,7 +13,7 @@ import msgspec
 
 from sandbox.cgroup.probe import BackendName
 from sandbox.errors import ConfigError
-from sandbox.state import UIDS_PER_ENGINE
+from sandbox.estate.state import UIDS_PER_ENGINE
 from sandbox.types import GIB, MIB
 
 

@@ -19,10 +19,7 @@ from typing import Self
 import anyio
 import msgspec
 
-from sandbox.archive.pipes import survey_tree
-from sandbox.audit import Audit
 from sandbox.build import ensure_native
-from sandbox.capabilities import cgroup_remedy, controller_remedy, uid_capability, user_namespace_remedy
 from sandbox.cgroup import files
 from sandbox.cgroup.absent import AbsentBackend
 from sandbox.cgroup.pool import SetPool
@@ -31,17 +28,9 @@ from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
 from sandbox.config import SandboxConfig as SandboxConfig
 from sandbox.config import default_memory_bytes, default_pids
 from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError, StartError
-from sandbox.forks import Owner, disown_in_children
-from sandbox.images.resolve import resolve_image
-from sandbox.images.types import Image
-from sandbox.jails.plan import JailPlan
-from sandbox.jails.start import start_items
-from sandbox.jails.tools import JAILS, NO_NAMESPACES, make_plan
-from sandbox.jails.views import why_shared
-from sandbox.sandbox import MINIMAL_ENV, Sandbox
-from sandbox.seccomp import build_filter
-from sandbox.stage import stage_filter, stage_native
-from sandbox.state import (
+from sandbox.estate.audit import Audit
+from sandbox.estate.stage import stage_filter, stage_native
+from sandbox.estate.state import (
     UIDS_PER_ENGINE,
     Slot,
     claim_slot,
@@ -50,12 +39,23 @@ from sandbox.state import (
     open_state_dir,
     require_mapped,
 )
-from sandbox.subuid import MORE_UIDS as MORE_SUBUIDS
-from sandbox.subuid import find_subordinate_ids, inner_uids, require_open
+from sandbox.estate.subuid import MORE_UIDS as MORE_SUBUIDS
+from sandbox.estate.subuid import find_subordinate_ids, inner_uids, require_open
+from sandbox.estate.uids import UidClaim, claim_uids, require_unused
+from sandbox.files.pipes import survey_tree
+from sandbox.health.capabilities import cgroup_remedy, controller_remedy, uid_capability, user_namespace_remedy
+from sandbox.images.resolve import resolve_image
+from sandbox.images.types import Image
+from sandbox.jails.plan import JailPlan
+from sandbox.jails.seccomp import build_filter
+from sandbox.jails.start import start_items
+from sandbox.jails.tools import JAILS, NO_NAMESPACES, make_plan
+from sandbox.jails.views import why_shared
+from sandbox.protocol.forks import Owner, disown_in_children
+from sandbox.protocol.warden import Warden
+from sandbox.protocol.wire import Item, Tag, number, text
+from sandbox.sandbox import MINIMAL_ENV, Sandbox
 from sandbox.types import IMAGE_ISOLATION, MIB, JailName, Limits, SandboxSpec
-from sandbox.uids import UidClaim, claim_uids, require_unused
-from sandbox.warden import Warden
-from sandbox.wire import Item, Tag, number, text
 
 _KEPT_TEMPLATES = 64
 _RESIDUE_BYTES = 32 * MIB
@@ -193,7 +193,7 @@ class SandboxHost:
         await self._warden.open(native, lock_fd)
 
     def disown(self) -> list[int]:
-        """In a forked child: these sandboxes are the parent's. See `sandbox.forks`."""
+        """In a forked child: these sandboxes are the parent's. See `sandbox.protocol.forks`."""
         self._disowned = self._warden_gone = self._closing = True
         parts: list[Owner] = [self._slot, self._warden, *self._live.values()]
         parts += [] if self._claim is None else [self._claim]

@@ -14,24 +14,24 @@ from typing import BinaryIO, Literal
 
 import anyio
 
-from sandbox.archive.caps import Caps
-from sandbox.archive.pipes import fetch_tree, send_survey, upload_tar
-from sandbox.archive.tree import Survey
 from sandbox.cgroup import files
+from sandbox.cgroup.freezer import Freezer
 from sandbox.cgroup.types import CgroupSet
+from sandbox.commands.kept import KeptStreams
+from sandbox.commands.launch import check_modes, run_frame, send_run
+from sandbox.commands.process import Process
+from sandbox.commands.rlimits import limit_items
+from sandbox.commands.usage import begin, measure
 from sandbox.errors import ProtocolError, SandboxDiedError, SandboxError, SandboxFrozenError
-from sandbox.forks import Owner
-from sandbox.freezer import Freezer
-from sandbox.kept import KeptStreams
-from sandbox.launch import check_modes, run_frame, send_run
-from sandbox.link import FrameLink
-from sandbox.process import Process
-from sandbox.requests import Requests
-from sandbox.rlimits import limit_items
-from sandbox.transfer import absolute, get_file, put_file
+from sandbox.files.caps import Caps
+from sandbox.files.pipes import fetch_tree, send_survey, upload_tar
+from sandbox.files.transfer import absolute, get_file, put_file
+from sandbox.files.tree import Survey
+from sandbox.protocol.forks import Owner
+from sandbox.protocol.link import FrameLink
+from sandbox.protocol.requests import Requests
+from sandbox.protocol.wire import Frame, Kind, Tag, encode, number
 from sandbox.types import Command, Outcome, Reason, SandboxSpec, SandboxUsage, Skipped, TarDownload, TarReport
-from sandbox.usage import begin, measure
-from sandbox.wire import Frame, Kind, Tag, encode, number
 
 MINIMAL_ENV = {
     "HOME": "/workspace",
@@ -127,7 +127,7 @@ class Sandbox:
         self._kept.close()
 
     def disown(self) -> list[int]:
-        """See `sandbox.forks`."""
+        """See `sandbox.protocol.forks`."""
         self._closed = True
         self._freezer.disown()
         parts: list[Owner] = [self._link, self._kept, self._requests, *self._running.values()]

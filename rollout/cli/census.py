@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sandbox.census import Census
+    from sandbox.health.census import Census
 
 KINDS = ("dead_engines", "processes", "cgroups", "mounts", "directories", "shared_memory")
 
@@ -31,8 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     import msgspec
 
     from rollout.cli.output import print_json
-    from sandbox.census import take_census
-    from sandbox.state import default_state_dir
+    from sandbox.estate.state import default_state_dir
+    from sandbox.health.census import take_census
 
     census = take_census(arguments.state_dir or default_state_dir())
     if arguments.json:

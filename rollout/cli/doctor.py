@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sandbox.doctor import Report
+    from sandbox.health.doctor import Report
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     from rich.console import Console
 
     from rollout.cli.output import print_json
-    from sandbox.doctor import examine
+    from sandbox.health.doctor import examine
     from sandbox.types import check_jail
 
     jail = check_jail("--jail", arguments.jail)

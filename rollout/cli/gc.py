@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     from rollout.cli.census import print_census
     from rollout.cli.output import print_json
-    from sandbox.gc import collect
-    from sandbox.state import default_state_dir
+    from sandbox.estate.state import default_state_dir
+    from sandbox.health.gc import collect
 
     collection = collect(arguments.state_dir or default_state_dir())
     if arguments.json:

@@ -15,8 +15,8 @@ from pathlib import Path
 import anyio
 
 from rollout.cli.output import OutputError, ReaderGoneError, write_descriptor
+from sandbox.commands.process import Process
 from sandbox.host import SandboxConfig, SandboxHost
-from sandbox.process import Process
 from sandbox.sandbox import Sandbox
 from sandbox.types import KIB, Command, Outcome, SandboxSpec, Skipped
 

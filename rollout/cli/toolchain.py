@@ -16,8 +16,8 @@ def ensure_toolchain(state_dir: Path | None) -> None:
         ConfigError: the state directory cannot be used.
         CapabilityError: the image's packages cannot be had.
     """
+    from sandbox.estate.state import default_state_dir, open_state_dir
     from sandbox.images.python import build_python_image
-    from sandbox.state import default_state_dir, open_state_dir
 
     directory = open_state_dir(state_dir or default_state_dir())
     build_python_image(directory, progress=lambda line: print(f"image python: {line}", file=sys.stderr))

@@ -19,12 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sandbox.errors import ConfigError, SandboxError, StartError
+from sandbox.estate.stage import writing_below
 from sandbox.images.elf import replace_run_path
 from sandbox.images.host import DEFAULT_USER, STANDARD_PATH, host_mounts, images_dir
 from sandbox.images.interpreter import Interpreter, find_interpreter
 from sandbox.images.packages import PACKAGES, add_packages, package_versions
 from sandbox.images.types import Image, Mount
-from sandbox.stage import writing_below
 
 PREFIX = "/opt/python"
 BUILD_REMEDY = "run `rollout image build python`"

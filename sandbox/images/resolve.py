@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sandbox.errors import ConfigError
+from sandbox.estate.stage import writing_below
 from sandbox.images.directory import directory_image
 from sandbox.images.host import DEFAULT_USER, host_image
 from sandbox.images.python import BUILD_REMEDY, python_image
 from sandbox.images.types import Image
-from sandbox.stage import writing_below
 
 IMAGES: dict[str, Callable[[Path, int], Image]] = {"host": host_image, "python": python_image}
 

@@ -22,7 +22,7 @@ from sandbox.jails.plan import (
     JailPlan,
 )
 from sandbox.jails.views import sources
-from sandbox.wire import Item, Tag, text
+from sandbox.protocol.wire import Item, Tag, text
 
 START_ITEMS: tuple[Item, ...] = (text(Tag.READ_ONLY, "/proc"),)
 """What the warden does for every jail of this tool, beside running it."""

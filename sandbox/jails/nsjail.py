@@ -24,7 +24,7 @@ from sandbox.jails.plan import (
     JailPlan,
 )
 from sandbox.jails.views import sources
-from sandbox.wire import Item, Tag, text
+from sandbox.protocol.wire import Item, Tag, text
 
 WORK_DIR = "/run"
 """Where nsjail builds its root (in /run/user, which it makes there): the warden gives it an empty one of its own."""

@@ -12,8 +12,8 @@ from sandbox.images.types import Image
 from sandbox.jails.plan import AGENT_FD, AGENT_PATH, DEVICE_MINORS, FILTER_FD, STAGING_PATH, JailPlan
 from sandbox.jails.tools import Jail
 from sandbox.jails.views import view_items
+from sandbox.protocol.wire import Item, Tag, number, numbered, text
 from sandbox.types import Limits
-from sandbox.wire import Item, Tag, number, numbered, text
 
 _OWN_INODES = 10
 """Of a sandbox's tmpfs: its root, the writable mounts, and what the warden needs to make them."""

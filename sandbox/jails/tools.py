@@ -11,12 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from sandbox.estate.stage import stage_tool
 from sandbox.images.types import Image
 from sandbox.jails import bubblewrap, nsjail
 from sandbox.jails.plan import VISIBLE, JailPlan
-from sandbox.stage import stage_tool
+from sandbox.protocol.wire import Item
 from sandbox.types import JailName
-from sandbox.wire import Item
 
 
 class Jail(NamedTuple):

@@ -16,7 +16,7 @@ import os
 from typing import NamedTuple
 
 from sandbox.images.types import Image, Mount
-from sandbox.wire import Item, Tag, text
+from sandbox.protocol.wire import Item, Tag, text
 
 _SOURCES = "/.rollout"
 

@@ -2,7 +2,7 @@
  *
  * A frame is a header and a list of items (tag, length, bytes); strings end with NUL, numbers are
  * little-endian. The receiver checks every length before anything is used: a frame that breaks
- * the format is refused whole, and its descriptors are closed. Mirrored by sandbox/wire.py. */
+ * the format is refused whole, and its descriptors are closed. Mirrored by sandbox/protocol/wire.py. */
 #ifndef ROLLOUT_WIRE_H
 #define ROLLOUT_WIRE_H
 

@@ -18,7 +18,7 @@ from bench.runner import Findings
 from bench.verify_tasks import Item, code_items, demo_items
 from rollout.lane.batch import open_frame, write_frame
 from sandbox.errors import CapabilityError
-from sandbox.stage import stage_tool
+from sandbox.estate.stage import stage_tool
 
 pytestmark = pytest.mark.anyio
 _SANDBOX = sandbox_bench.Plan(concurrencies=(1, 2), rounds=2, slice_s=0.02, resident_bytes=16 << 20, resident_rounds=1)

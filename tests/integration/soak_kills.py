@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from rollout.journal.reader import delivered_groups
-from sandbox.state import default_state_dir
+from sandbox.estate.state import default_state_dir
 from tests.integration.train_runs import census, memfds, mounts, processes_of, start_train
 
 ROLES = ("engine", "learner", "server")

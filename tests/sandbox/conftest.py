@@ -13,8 +13,8 @@ import pytest
 
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.types import JAIL_NAMES, JailName
-from tests.sandbox.jails import installed
 from tests.sandbox.sanitizers import Sanitized, named_native, require_sanitizers, sanitized_native
+from tests.sandbox.tools import installed
 
 UNPRIVILEGED_UID = 12_000 + os.getpid() % 10_000
 """Of this session's own: two of them on one host do not take each other's processes for their own."""

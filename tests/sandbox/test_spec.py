@@ -10,7 +10,7 @@ import pytest
 from sandbox.errors import ConfigError
 from sandbox.host import SandboxHost
 from sandbox.types import KIB, MIB, Command, JailName, Limits, SandboxSpec, Skipped
-from tests.sandbox.test_exec_reasons import rollout
+from tests.sandbox.commands.test_exec_reasons import rollout
 
 pytestmark = pytest.mark.anyio
 SMALL = Limits(disk_bytes=1 * MIB, inodes=64, file_size_bytes=512 * KIB)

@@ -16,9 +16,9 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from sandbox.census import take_census
+from sandbox.health.census import take_census
+from sandbox.health.processes import snapshot, with_descendants
 from sandbox.host import SandboxConfig, SandboxHost
-from sandbox.processes import snapshot, with_descendants
 from sandbox.sandbox import Sandbox
 from sandbox.types import Command, Limits, Outcome, Reason, SandboxSpec
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandbox.census import take_census
 from sandbox.errors import SandboxDiedError
+from sandbox.health.census import take_census
+from sandbox.health.processes import snapshot
 from sandbox.host import SandboxConfig, SandboxHost
-from sandbox.processes import snapshot
 from sandbox.types import Command, JailName
 from tests.sandbox.conformance.arena import PATIENCE_S, Arena, below, eventually, sh, warden_of
-from tests.sandbox.mortal_engine import Plan
-from tests.sandbox.mortals import mortal_engine
+from tests.sandbox.death.mortal_engine import Plan
+from tests.sandbox.death.mortals import mortal_engine
 
 pytestmark = pytest.mark.anyio
 

@@ -30,7 +30,7 @@ MASKED_PROC = "mount --bind /dev/null /proc/version"
 FILTERED = """
 import ctypes, os, sys
 sys.path[:0] = [word for word in os.environ.get("PYTHONPATH", "").split(":") if word]
-from sandbox.seccomp import build_filter
+from sandbox.jails.seccomp import build_filter
 program = build_filter()
 class Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]

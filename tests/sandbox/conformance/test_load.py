@@ -11,8 +11,8 @@ import anyio
 import msgspec
 import pytest
 
-from sandbox.audit import LOG_NAME, Lease
 from sandbox.errors import StartError
+from sandbox.estate.audit import LOG_NAME, Lease
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.sandbox import Sandbox
 from sandbox.types import JAIL_NAMES, MIB, Command, JailName, Limits, Outcome, SandboxSpec

@@ -8,7 +8,7 @@ import os
 import anyio
 import pytest
 
-from sandbox.process import Process
+from sandbox.commands.process import Process
 from sandbox.sandbox import Sandbox
 from sandbox.types import GIB, MIB, Command, Reason
 from tests.sandbox.conformance.arena import PATIENCE_S, names_inside, python, sh, shell

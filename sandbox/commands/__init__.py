@@ -1,0 +1,1 @@
+"""Commands in a live sandbox: from a request to streams, measurements and one outcome."""

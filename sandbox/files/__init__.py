@@ -1,0 +1,1 @@
+"""Files and trees that cross a sandbox's boundary, checked on both sides."""

@@ -1,0 +1,1 @@
+"""What this host can do, what dead engines left on it, and the removal of that."""

@@ -1,0 +1,1 @@
+"""Frames between the engine, its warden and its agents, and who answers which."""

@@ -1,0 +1,168 @@
+"""Questions to the agent that one frame answers, and the helper processes that move files.
+
+Owns: who waits for which answer. Invariant: descriptors that come with an answer go to the one who waits for it or are
+closed; a helper is charged to the sandbox like a command, and dead when `helper` is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+
+from sandbox.cgroup import files
+from sandbox.cgroup.freezer import Freezer
+from sandbox.cgroup.types import CgroupSet
+from sandbox.errors import SandboxDiedError, SandboxError
+from sandbox.protocol.forks import Owner
+from sandbox.protocol.link import FrameLink
+from sandbox.protocol.wire import Frame, Item, Kind, Tag, encode, number
+
+_CLEAN_UP_S = 15.0
+_ANSWER_TIMEOUT_S = 30.0
+
+Answer = asyncio.Future[tuple[Frame, list[int]]]
+End = asyncio.Future[Frame]
+
+
+class Requests:
+    """The open requests of one sandbox.
+
+    Args:
+        take_ident: numbers a request.
+        limits: resource limits of every helper.
+        unreported: gets the leaf of a helper whose end nobody reports (yet), by the number of its request.
+    """
+
+    def __init__(
+        self,
+        link: FrameLink,
+        take_ident: Callable[[], int],
+        cgroups: CgroupSet,
+        limits: Sequence[Item],
+        freezer: Freezer,
+        unreported: dict[int, str],
+    ) -> None:
+        self._link = link
+        self._take_ident = take_ident
+        self._cgroups = cgroups
+        self._limits = limits
+        self._freezer = freezer
+        self._unreported = unreported
+        self._answers: dict[int, Answer] = {}
+        self._ends: dict[int, End] = {}
+        self._pipes: list[Owner] = []
+
+    def answered(self, frame: Frame, fds: list[int]) -> bool:
+        """Hands a frame to the one who waits for it; False where its descriptors are still the caller's."""
+        end = self._ends.get(frame.ident)
+        if end is not None and not end.done():
+            end.set_result(frame)
+        answer = self._answers.get(frame.ident)
+        if answer is None or answer.done():
+            return False
+        answer.set_result((frame, fds))
+        return True
+
+    def disown(self) -> list[int]:
+        """See `sandbox.protocol.forks`."""
+        return [fd for pipe in self._pipes for fd in pipe.disown()]
+
+    def drop(self, why: str) -> None:
+        """The sandbox has ended: every waiter gets `SandboxDiedError`."""
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_exception(SandboxDiedError(why))
+        for end in self._ends.values():
+            if not end.done():
+                end.set_exception(SandboxDiedError(why))
+
+    async def ask(self, kind: Kind, items: Sequence[Item]) -> tuple[Frame, list[int]]:
+        """One question and its answer, whose descriptors are the caller's. Cancelled, a late answer is dropped.
+
+        Raises:
+            SandboxDiedError: the sandbox has ended.
+            SandboxError: there is no answer in time; the agent is frozen, perhaps.
+        """
+        ident = self._take_ident()
+        answer: Answer = asyncio.get_running_loop().create_future()
+        self._answers[ident] = answer
+        try:
+            with anyio.fail_after(_ANSWER_TIMEOUT_S):
+                await self._link.send(encode(kind, ident, items))
+                return await answer
+        except TimeoutError:
+            raise SandboxError(f"the sandbox's agent did not answer within {_ANSWER_TIMEOUT_S} s") from None
+        except BaseException:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                for fd in answer.result()[1]:  # it came in the very moment of the cancellation
+                    os.close(fd)
+            raise
+        finally:
+            del self._answers[ident]
+
+    @asynccontextmanager
+    async def helper(
+        self, kind: Kind, items: Sequence[Item], theirs: Sequence[int], ours: Sequence[Owner]
+    ) -> AsyncIterator[End]:
+        """Runs a helper process inside; leaving kills it where it still runs, and waits until it is dead.
+
+        Args:
+            theirs: its descriptors; closed here in any case.
+            ours: the other ends, which are the caller's to close.
+
+        Yields:
+            what tells its end: the agent's frame.
+
+        Raises:
+            SandboxDiedError: the sandbox has ended.
+            SandboxError: no descriptors are left for it.
+        """
+        ident = self._take_ident()
+        end: End = asyncio.get_running_loop().create_future()
+        leaf: str | None = None
+        sent = False
+        fds = list(theirs)
+        self._pipes += ours
+        try:
+            try:
+                with files.vanishing():
+                    leaf = self._cgroups.take_leaf()
+                    for path in self._cgroups.join_files(leaf) if leaf is not None else ():
+                        fds.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+                self._ends[ident] = end
+                frame = encode(kind, ident, [*items, number(Tag.STDIO, len(theirs)), *self._limits])
+                await self._link.send(frame, fds)
+                sent = True
+            except OSError as error:
+                raise SandboxError(f"a transfer could not be prepared: {error.strerror}") from error
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            yield end
+        finally:
+            if sent and not end.done() and self._link.open:
+                await self._kill(ident, leaf, end)
+            self._ends.pop(ident, None)
+            self._pipes = [pipe for pipe in self._pipes if pipe not in ours]
+            if end.done() and not end.cancelled():
+                end.exception()  # seen: a waiter that was cancelled meanwhile does not look any more
+            if leaf is not None and self._link.open:
+                if sent and not end.done():  # the agent may not even have begun it, and will join this leaf once it can
+                    self._unreported[ident] = leaf
+                else:
+                    with suppress(FileNotFoundError):  # it vanished with the warden
+                        self._cgroups.return_leaf(leaf)
+
+    async def _kill(self, ident: int, leaf: str | None, end: End) -> None:
+        if leaf is not None:
+            with suppress(FileNotFoundError):  # it vanished with the warden: dead already
+                self._cgroups.kill_leaf(leaf)
+        self._link.post(encode(Kind.KILL, ident))
+        if self._freezer.frozen:
+            return  # killed, or killed before it does anything
+        with anyio.move_on_after(_CLEAN_UP_S, shield=True):
+            await asyncio.wait([end])

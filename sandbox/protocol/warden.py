@@ -1,0 +1,224 @@
+"""The engine's side of the warden: one outside process that starts and ends jails.
+
+Owns: the warden process and the numbers of live jails. Invariant: every request ends with an answer, a deadline
+or `SandboxDiedError`; when the warden is gone, every waiter is told.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import anyio
+
+from sandbox.errors import CapabilityError, SandboxDiedError, StartError
+from sandbox.estate.subuid import SubordinateIds, map_ids
+from sandbox.health.capabilities import user_namespace_remedy
+from sandbox.protocol.link import FrameLink
+from sandbox.protocol.wire import VERSION, Frame, Item, Kind, Tag, encode
+
+_HELLO_TIMEOUT_S = 10.0
+_EXIT_TIMEOUT_S = 15.0
+
+
+class _Answer:
+    """A slot for one expected frame."""
+
+    def __init__(self) -> None:
+        self.event = anyio.Event()
+        self.frame: Frame | None = None
+
+    def give(self, frame: Frame | None) -> None:
+        self.frame = frame
+        self.event.set()
+
+
+def _spawn(native: Path, end_fd: int, lock_fd: int, ids: SubordinateIds | None) -> subprocess.Popen[bytes]:
+    """One short vfork per engine; the warden makes a session of its own, out of the terminal's reach."""
+    if ids is None:
+        return _execute(native, (end_fd, lock_fd))
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        process = _execute(native, (end_fd, lock_fd, theirs.fileno()))
+        theirs.close()
+        try:
+            _give_ids(process.pid, ours, ids)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+    return process
+
+
+def _execute(native: Path, fds: tuple[int, ...]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [str(native), "warden", *map(str, fds)],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        env={},
+    )
+
+
+def _give_ids(pid: int, sync: socket.socket, ids: SubordinateIds) -> None:
+    """Maps the warden's user namespace once it has made it, and lets it go on."""
+    sync.settimeout(_HELLO_TIMEOUT_S)
+    try:
+        answer = sync.recv(1)
+    except TimeoutError:
+        answer = b""
+    if answer != b"\0":
+        why = os.strerror(answer[0]) if answer else "no answer"
+        raise CapabilityError(f"the warden gets no user namespace: {why}", user_namespace_remedy())
+    map_ids(pid, ids)
+    sync.sendall(b"g")
+
+
+class Warden:
+    """Client of one warden process. Make it with `open`, end it with `aclose`.
+
+    Args:
+        on_died: told the number of a jail whose agent ended unasked.
+        on_end: told once when the warden itself is gone.
+    """
+
+    def __init__(self, on_died: Callable[[int], None], on_end: Callable[[], None]) -> None:
+        self._on_died = on_died
+        self._on_end = on_end
+        self._answers: dict[tuple[int, bool], _Answer] = {}  # (jail, is it a release?)
+        self._hello = _Answer()
+        self._link: FrameLink | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the warden."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def open(self, native: Path, lock_fd: int, ids: SubordinateIds | None = None) -> None:
+        """Starts the process.
+
+        Args:
+            lock_fd: a lock that it holds until the last trace is gone.
+            ids: runs it in a user namespace with these, so that it can change to each sandbox's own.
+
+        Raises:
+            StartError: it did not answer.
+            CapabilityError: it cannot have `ids`; nothing runs.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                self._process = await anyio.to_thread.run_sync(_spawn, native, theirs.fileno(), lock_fd, ids)
+            except CapabilityError:
+                ours.close()
+                raise
+            except OSError as error:
+                ours.close()
+                raise StartError(f"the warden cannot be executed: {error.strerror}") from error
+        self._link = FrameLink(ours, self._on_frame, self._on_link_end)
+        with anyio.move_on_after(_HELLO_TIMEOUT_S):
+            await self._hello.event.wait()
+        if self._hello.frame is None or self._hello.frame.ident != VERSION:
+            raise StartError("the warden did not answer")
+
+    async def own(self, estate: Sequence[Item], locks: Sequence[int] = ()) -> None:
+        """Names what the warden must remove when the engine is gone, instead of what was named before.
+
+        Args:
+            locks: descriptors that it holds until that is done; the caller keeps its own.
+
+        Raises:
+            SandboxDiedError: the warden has ended.
+        """
+        if self._link is None:
+            raise SandboxDiedError("the warden was not started")
+        await self._link.send(encode(Kind.OWN, 0, estate), locks)
+
+    def _on_frame(self, frame: Frame, fds: list[int]) -> None:
+        for fd in fds:
+            os.close(fd)
+        if frame.kind == Kind.HELLO:
+            self._hello.give(frame)
+        elif frame.kind == Kind.DIED:
+            self._on_died(frame.ident)
+        else:
+            answer = self._answers.pop((frame.ident, frame.kind == Kind.RELEASED), None)
+            if answer is not None:  # else the waiter was cancelled
+                answer.give(frame)
+
+    def _on_link_end(self, why: str) -> None:
+        waiting, self._answers = self._answers, {}
+        for answer in (*waiting.values(), self._hello):
+            answer.give(None)
+        self._on_end()
+
+    async def _ask(self, kind: Kind, ident: int, items: Sequence[Item], fds: Sequence[int]) -> Frame:
+        if self._link is None or not self._link.open:
+            raise SandboxDiedError("the warden has ended")
+        answer = self._answers[ident, kind == Kind.RELEASE] = _Answer()
+        await self._link.send(encode(kind, ident, items), fds)
+        await answer.event.wait()
+        if answer.frame is None:
+            raise SandboxDiedError("the warden has ended")
+        return answer.frame
+
+    async def start(self, ident: int, items: Sequence[Item], fds: Sequence[int]) -> int:
+        """Starts a jail; returns when its agent runs and its own mounts are there.
+
+        Returns 0, or the errno for which its image could not be covered by overlays. Whatever happens, `release` must
+        follow.
+
+        Raises:
+            StartError: it did not come up; carries the jail tool's own words.
+            SandboxDiedError: the warden has ended.
+        """
+        frame = await self._ask(Kind.START, ident, items, fds)
+        if frame.kind != Kind.STARTED:
+            words = (frame.value(Tag.TEXT) or b"").rstrip(b"\0").decode(errors="replace").strip()
+            raise StartError(words or os.strerror(frame.errno()))
+        return frame.errno()
+
+    async def release(self, ident: int, items: Sequence[Item]) -> bool:
+        """Ends a jail; returns when nothing of it is left. False: something stays until the engine's end.
+
+        Raises:
+            SandboxDiedError: the warden has ended.
+        """
+        frame = await self._ask(Kind.RELEASE, ident, items, ())
+        return frame.errno() == 0
+
+    def disown(self) -> list[int]:
+        """See `sandbox.protocol.forks`."""
+        self._process = None  # not to be awaited, or killed, by a child
+        return [] if self._link is None else self._link.disown()
+
+    async def _wait_for_exit(self, pid: int) -> None:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:  # an engine that ignores SIGCHLD: the kernel has reaped it for us
+            return
+        try:
+            with anyio.move_on_after(_EXIT_TIMEOUT_S):
+                await anyio.wait_readable(pidfd)
+        finally:
+            os.close(pidfd)
+
+    async def aclose(self) -> bool:
+        """Ends the warden, which first ends everything it holds; True when all of that is gone."""
+        if self._link is not None:
+            self._link.close()
+        if self._process is None:
+            return True
+        if self._process.poll() is None:
+            await self._wait_for_exit(self._process.pid)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        return self._process.returncode == 0
