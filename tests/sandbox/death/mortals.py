@@ -18,7 +18,7 @@ from sandbox.jails.plan import AGENT_PATH
 from tests.sandbox.death.mortal_engine import Answer, Faults, Plan, Ready
 
 SCRIPT = Path(__file__).with_name("mortal_engine.py")
-REPOSITORY = SCRIPT.parent.parent.parent
+REPOSITORY = SCRIPT.parents[3]
 
 
 def command(plan: Plan, python: Sequence[str] | None = None) -> list[str]:
