@@ -22,6 +22,8 @@ from sandbox.estate.stage import require_reachable, writing_below
 
 UIDS_PER_ENGINE = 16_384
 _EMPTY_WAIT_S = 5.0
+_PASSING = (errno.EBUSY, errno.ENOENT, errno.ENODEV)
+"""What a cgroup answers that is still occupied, or that somebody else removes at the same time."""
 
 
 def default_state_dir() -> Path:
@@ -53,6 +55,18 @@ class Record(msgspec.Struct, frozen=True):
     cgroups: tuple[str, ...] = ()
 
 
+def read_record(slot: Path) -> Record:
+    """A slot's record; one that a crash of the host left unreadable names no process (0) and nothing to remove.
+
+    Raises:
+        FileNotFoundError: it has none.
+    """
+    try:
+        return msgspec.json.decode((slot / "record.json").read_bytes(), type=Record)
+    except msgspec.DecodeError:
+        return Record(0)
+
+
 def require_readable(path: Path) -> None:
     """Checks that what a state directory holds can be looked at; one that does not exist holds nothing.
 
@@ -75,7 +89,7 @@ def require_readable(path: Path) -> None:
 
 
 def open_state_dir(path: Path) -> Path:
-    """Makes the directory and its parts where they are missing.
+    """Makes the directory and its parts where they are missing; what is there already keeps its mode.
 
     Raises:
         ConfigError: it cannot be written, or (as root) other uids cannot pass through to it.
@@ -87,17 +101,25 @@ def open_state_dir(path: Path) -> Path:
         raise ConfigError("state_dir", str(path), "must be valid UTF-8; choose another") from None
     try:
         for folder in (path, path / "bin", path / "engines"):
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            _make_folder(folder)
         if not os.access(path / "engines", os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise ConfigError("state_dir", str(path), f"cannot be written ({error.strerror}); choose another") from None
     if os.geteuid() == 0:
         with writing_below(path):
-            for folder in (path, path / "bin"):
-                folder.chmod(0o755)
             require_reachable(path / "bin")
     return path
+
+
+def _make_folder(path: Path) -> None:
+    """Makes a directory and those above it; as root they are open to all uids, whatever the umask."""
+    for folder in reversed((path, *path.parents)):
+        if folder.is_dir():
+            continue
+        folder.mkdir(mode=0o755, exist_ok=True)
+        if os.geteuid() == 0:
+            folder.chmod(0o755)
 
 
 @contextmanager
@@ -148,7 +170,10 @@ class Slot:
         """Writes down, by rename, what would be left after a crash; ConfigError when it cannot be written."""
         scratch = self.path / "record.tmp"
         with writing_below(self.path.parents[1]):
-            scratch.write_bytes(msgspec.json.encode(Record(os.getpid(), cgroups)))
+            with scratch.open("wb") as file:
+                file.write(msgspec.json.encode(Record(os.getpid(), cgroups)))
+                file.flush()
+                os.fsync(file.fileno())
             scratch.rename(self.record_path)
 
     @property
@@ -204,7 +229,7 @@ def _reconcile(state_dir: Path) -> list[str]:
         if lock_fd is None:
             continue
         try:
-            record = msgspec.json.decode((path / "record.json").read_bytes(), type=Record)
+            record = read_record(path)
             for directory in record.cgroups:
                 if os.path.isdir(directory):
                     destroy_cgroup(directory)
@@ -218,16 +243,19 @@ def _reconcile(state_dir: Path) -> list[str]:
 def destroy_cgroup(directory: str) -> None:
     """Kills everything in a cgroup and removes it, waiting a few seconds for it to empty.
 
+    Others may remove it at the same time: what is gone is gone.
+
     Raises:
         OSError: it is still occupied after that.
     """
     deadline = time.monotonic() + _EMPTY_WAIT_S
-    while True:
-        try:
-            files.remove_tree(directory)
-            return
-        except OSError as error:
-            if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                raise
-        files.kill_tree(directory)
+    while os.path.isdir(directory):
+        for step in (files.remove_tree, files.kill_tree):
+            try:
+                step(directory)
+            except OSError as error:
+                if error.errno not in _PASSING or time.monotonic() > deadline:
+                    raise
+            if not os.path.isdir(directory):
+                return
         time.sleep(0.005)

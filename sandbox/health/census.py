@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from sandbox.estate.state import Record, lock_is_held, require_readable
+from sandbox.estate.state import lock_is_held, read_record, require_readable
 from sandbox.estate.subuid import is_own_uid
 from sandbox.health.processes import ProcessInfo, ancestors, real_uid, snapshot, with_descendants
 from sandbox.jails.plan import AGENT_PATH
@@ -86,7 +86,7 @@ def read_engines(state_dir: Path, table: Mapping[int, ProcessInfo]) -> list[Engi
     engines = []
     for path in sorted((state_dir / "engines").glob("[0-9]*")):
         try:
-            record = msgspec.json.decode((path / "record.json").read_bytes(), type=Record)
+            record = read_record(path)
         except FileNotFoundError:
             continue
         held = lock_is_held(state_dir, path)

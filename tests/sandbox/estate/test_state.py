@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
+import stat
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from sandbox.cgroup import files
 from sandbox.cgroup.hierarchies import find_hierarchies
 from sandbox.errors import CapabilityError, ConfigError
 from sandbox.estate.stage import require_reachable
-from sandbox.estate.state import claim_slot, open_state_dir, reconcile, require_mapped
+from sandbox.estate.state import claim_slot, destroy_cgroup, open_state_dir, reconcile, require_mapped
+from sandbox.health.census import read_engines
 from sandbox.host import SandboxConfig
 
 
@@ -48,6 +54,60 @@ def test_a_state_directory_that_cannot_be_made_is_a_config_error(tmp_path: Path)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="state_dir"):
         open_state_dir(tmp_path / "file" / "state")
+
+
+def test_a_directory_that_was_there_keeps_its_mode_and_a_new_one_is_open_to_the_uids_of_sandboxes() -> None:
+    known = tempfile.mkdtemp(prefix="rollout-state-")
+    umask = os.umask(0o077)
+    try:
+        os.chmod(known, 0o1777)
+        opened = open_state_dir(Path(known))
+        assert stat.S_IMODE(opened.stat().st_mode) == 0o1777
+        made = open_state_dir(Path(known) / "a" / "b")
+        wanted = 0o755 if os.geteuid() == 0 else 0o700
+        for folder in (opened / "bin", made.parent, made, made / "bin"):
+            assert stat.S_IMODE(folder.stat().st_mode) == wanted
+        os.chmod(made, 0o700)
+        if os.geteuid() == 0:
+            with pytest.raises(ConfigError, match="closed to other users"):
+                open_state_dir(made)
+        assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    finally:
+        os.umask(umask)
+        shutil.rmtree(known)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0" * 64, b'{"pid": "x"}'], ids=["empty", "zeros", "nonsense"])
+def test_a_record_that_a_power_cut_left_unreadable_is_a_dead_engines(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "engines").mkdir()
+    slot = claim_slot(tmp_path, 1)
+    slot.record_path.write_bytes(content)
+    slot.close()
+    assert [engine.alive for engine in read_engines(tmp_path, {})] == [False]
+    again = claim_slot(tmp_path, 1)
+    assert not again.record_path.exists()
+    again.close()
+
+
+@pytest.mark.parametrize("error", [errno.ENOENT, errno.ENODEV])
+def test_a_cgroup_that_somebody_else_removes_meanwhile_counts_as_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int
+) -> None:
+    (tmp_path / "engine").mkdir()
+
+    def busy(directory: str) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), directory)
+
+    def vanish(directory: str) -> None:
+        os.rmdir(directory)
+        raise OSError(error, os.strerror(error), directory)
+
+    monkeypatch.setattr(files, "remove_tree", busy)
+    monkeypatch.setattr(files, "kill_tree", vanish)
+    destroy_cgroup(str(tmp_path / "engine"))
+    (tmp_path / "engine").mkdir()
+    monkeypatch.setattr(files, "remove_tree", vanish)
+    destroy_cgroup(str(tmp_path / "engine"))
 
 
 def test_a_directory_behind_a_closed_one_is_named_with_its_remedy(tmp_path: Path) -> None:
