@@ -32,7 +32,7 @@ class TarBuilder:
 
     Args:
         where: the directory inside; failures name it.
-        max_bytes: of the tar.
+        max_bytes: of the tar, with what is skipped counted as empty members of such names.
         max_entries: of everything that is found, skipped things included.
     """
 
@@ -44,6 +44,7 @@ class TarBuilder:
         self._reader = RecordReader()
         self._data = bytearray()
         self._skipped: list[Skipped] = []
+        self._skipped_bytes = 0
         self._open: tuple[tarfile.TarInfo, int] | None = None  # the file that is being filled, where its header lies
         self._counts = {RecordKind.FILE: 0, RecordKind.DIRECTORY: 0}
         self.finished = False
@@ -85,6 +86,7 @@ class TarBuilder:
             raise TransferError(self._path(record), _words(record.error), record.error)
         elif record.kind is RecordKind.SKIPPED:
             self._count(record)
+            self._charge_skipped(record)
             kind = _KINDS.get(record.mode << 12, "other") if record.error == 0 else _reason(record.error)
             self._skipped.append(Skipped(path=record.path, kind=kind))
         elif record.kind in (RecordKind.FILE, RecordKind.DIRECTORY):
@@ -101,9 +103,22 @@ class TarBuilder:
         if self._entries_left < 0:
             raise TransferError(self._path(record), _words(errno.E2BIG), errno.E2BIG)
 
-    def _open_member(self, record: Record) -> None:
+    def _check_name(self, record: Record) -> None:
         if not record.path or self._names.clean(record.path) != record.path:
             raise ProtocolError("a name that does not stay inside")
+
+    def _charge_skipped(self, record: Record) -> None:
+        """Its name is held, and given out, as well as a member's."""
+        self._check_name(record)
+        self._skipped_bytes += tarfile.BLOCKSIZE + _padded(len(record.path.encode("utf-8", "surrogateescape")))
+        self._check_fits(record, len(self._data))
+
+    def _check_fits(self, record: Record, num_bytes: int) -> None:
+        if num_bytes + self._skipped_bytes + len(_END) > self._max_bytes:
+            raise TransferError(self._path(record), _words(errno.EFBIG), errno.EFBIG)
+
+    def _open_member(self, record: Record) -> None:
+        self._check_name(record)
         is_file = record.kind is RecordKind.FILE
         wrong = self._names.add(record.path, "file" if is_file else "directory")
         if wrong is not None:
@@ -115,9 +130,7 @@ class TarBuilder:
         info.type = tarfile.REGTYPE if is_file else tarfile.DIRTYPE
         at = len(self._data)
         head = _head(info)
-        padded = -(-record.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
-        if at + len(head) + padded + len(_END) > self._max_bytes:
-            raise TransferError(self._path(record), _words(errno.EFBIG), errno.EFBIG)
+        self._check_fits(record, at + len(head) + _padded(record.size))
         self._data += head
         self._counts[record.kind] += 1
         if is_file:
@@ -137,6 +150,10 @@ class TarBuilder:
         self._data[at : at + len(head)] = head
         self._data += bytes(-len(self._data) % tarfile.BLOCKSIZE)
         self._open = None
+
+
+def _padded(num_bytes: int) -> int:
+    return -(-num_bytes // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
 
 def _head(info: tarfile.TarInfo) -> bytes:

@@ -1,7 +1,8 @@
 """Trees of files through the pipes of a helper inside.
 
 Owns: the engine's ends of those pipes while a transfer lasts. Invariant: nothing that the inside does or leaves undone
-holds up a thread or the loop (only reading the caller's own source does), and leaving ends the helper.
+holds up a thread or the loop (only reading the caller's own source does, in a thread of that transfer's own, so that
+no other work waits for it), and leaving ends the helper.
 """
 
 from __future__ import annotations
@@ -30,18 +31,23 @@ _BASE_TIMEOUT_S = 60.0
 _SLOWEST_BYTES_PER_S = 4 * MIB
 
 
-def deadline_s(num_bytes: int) -> float:
-    """How long a transfer of that size may take."""
+def time_for(num_bytes: int) -> float:
+    """How many seconds a transfer of that size may take."""
     return _BASE_TIMEOUT_S + num_bytes / _SLOWEST_BYTES_PER_S
 
 
 async def send_tree(
-    requests: Requests, where: str, make_records: Callable[[], Iterator[bytes]], timeout_s: float
+    requests: Requests,
+    where: str,
+    make_records: Callable[[], Iterator[bytes]],
+    timeout_s: float,
+    limiter: anyio.CapacityLimiter | None = None,
 ) -> None:
     """Unpacks records below a directory inside.
 
     Args:
         make_records: gives them; is called and read in a thread.
+        limiter: of the threads that read; None for the default one, which everything shares.
 
     Raises:
         TransferError: the inside cannot make something of it; names it.
@@ -61,7 +67,7 @@ async def send_tree(
         with anyio.fail_after(timeout_s):
             async with requests.helper(Kind.UNPACK, items, [theirs, their_report], [target, report]) as end:
                 pieces = batched(make_records())
-                while (piece := await anyio.to_thread.run_sync(next, pieces, None)) is not None:
+                while (piece := await anyio.to_thread.run_sync(next, pieces, None, limiter=limiter)) is not None:
                     if not await target.write(piece):
                         break  # the helper has ended before its time, and says why
                 target.close()
@@ -78,17 +84,22 @@ async def send_tree(
 async def upload_tar(requests: Requests, source: bytes | BinaryIO, where: str, caps: FullCaps) -> TarReport:
     """Unpacks a tar; see `Sandbox.upload_tar`."""
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
-    tally = Tally()
+    tally, timeout_s, limiter = Tally(), time_for(caps.max_bytes), anyio.CapacityLimiter(1)
     if stream.seekable():
-        await anyio.to_thread.run_sync(_check_whole, stream, caps)
-    await send_tree(requests, where, lambda: tar_records(stream, caps, tally), deadline_s(caps.max_bytes))
+        try:
+            with anyio.fail_after(timeout_s):
+                await _check_whole(stream, caps, limiter)
+        except TimeoutError:
+            raise TransferError(where, f"its source was not read within {timeout_s:.0f} s") from None
+    await send_tree(requests, where, lambda: tar_records(stream, caps, tally), timeout_s, limiter)
     return TarReport(num_files=tally.num_files, num_directories=tally.num_directories, num_bytes=tally.num_bytes)
 
 
-def _check_whole(stream: BinaryIO, caps: FullCaps) -> None:
+async def _check_whole(stream: BinaryIO, caps: FullCaps, limiter: anyio.CapacityLimiter) -> None:
     start = stream.tell()
-    for _ in tar_records(stream, caps, Tally(), content=False):
-        continue
+    pieces = batched(tar_records(stream, caps, Tally(), content=False))
+    while await anyio.to_thread.run_sync(next, pieces, None, limiter=limiter) is not None:
+        continue  # so that a deadline or a cancellation is felt between the pieces
     stream.seek(start)
 
 
@@ -101,7 +112,7 @@ async def survey_tree(spec: SandboxSpec) -> Survey | None:
 
 async def send_survey(requests: Requests, found: Survey) -> None:
     """Copies that directory into the workspace."""
-    await send_tree(requests, "/workspace", lambda: tree_records(found.root), deadline_s(found.num_bytes))
+    await send_tree(requests, "/workspace", lambda: tree_records(found.root), time_for(found.num_bytes))
 
 
 def _check_report(where: str, report: ReadingEnd) -> None:
@@ -122,7 +133,7 @@ async def fetch_tree(requests: Requests, where: str, caps: FullCaps) -> TarDownl
         TransferError: no such directory, or it does not fit.
         SandboxDiedError: the sandbox has ended.
     """
-    timeout_s = deadline_s(caps.max_bytes)
+    timeout_s = time_for(caps.max_bytes)
     builder = TarBuilder(where, caps.max_bytes, caps.max_entries)
     theirs, ours = open_pipe(writing=False)
     source = ReadingEnd(ours)

@@ -1,13 +1,15 @@
 """From a tar to records: what a caller gives, checked before the inside sees any of it.
 
 Invariant: a member is passed on only when its name stays inside, it is a regular file or a directory, and the sum of
-all sizes so far is below the cap; the source is read forward, and a member's headers are bounded.
+all sizes and the number of all members so far are below the caps; the source is read forward, and a member's headers
+are bounded.
 """
 
 from __future__ import annotations
 
 import io
 import tarfile
+import time
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
@@ -20,6 +22,7 @@ _HEADER_BYTES = 1 << 20
 """Most that one member's headers may hold; a name of a megabyte is no honest tar's."""
 _SKIP_BYTES = 1 << 20
 _BATCH_BYTES = 256 * 1024
+_BATCH_S = 0.1
 _MAX_TIME_S = 1 << 33
 
 
@@ -91,17 +94,23 @@ def tar_records(source: BinaryIO, caps: FullCaps, tally: Tally, *, content: bool
     """
     directories: list[Record] = []
     names = Names(caps.max_entries)
+    members_left = caps.max_entries + 1  # the root may be one of them
     forward = _Forward(source)
     forward.limit(_HEADER_BYTES)
     try:
         with tarfile.open(fileobj=forward, mode="r:", errors="surrogateescape", encoding="utf-8") as tar:
             while (member := _next(tar, forward)) is not None:
                 name = _check(member, names)
-                if name and member.isdir():
+                members_left -= 1
+                if members_left < 0:  # of few names, or the root again and again
+                    raise ConfigError("source", name, f"is one of more than {caps.max_entries} members")
+                if not name:
+                    yield b""
+                elif member.isdir():
                     tally.num_directories += 1
                     directories.append(_record(RecordKind.SEAL, name, member))
                     yield header(_record(RecordKind.DIRECTORY, name, member))
-                elif name:
+                else:
                     tally.num_files += 1
                     tally.num_bytes += member.size
                     if tally.num_bytes > caps.max_bytes:
@@ -122,6 +131,7 @@ def tar_records(source: BinaryIO, caps: FullCaps, tally: Tally, *, content: bool
 
 def _next(tar: tarfile.TarFile, forward: _Forward) -> tarfile.TarInfo | None:
     forward.limit(_HEADER_BYTES)
+    tar.members.clear()  # type: ignore[attr-defined]  # documented nowhere, and kept by all versions: else it only grows
     member = tar.next()
     forward.limit(None)
     return member
@@ -164,12 +174,17 @@ def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
 
 
 def batched(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The same bytes in larger pieces, so that a hand-over to another thread carries more."""
+    """The same bytes in larger pieces, so that a hand-over to another thread carries more.
+
+    A slow or empty source gives what there is (which may be nothing) after a while, so that its reader is not held.
+    """
     batch = bytearray()
+    begun_s = time.monotonic()
     for piece in pieces:
         batch += piece
-        if len(batch) >= _BATCH_BYTES:
+        if len(batch) >= _BATCH_BYTES or time.monotonic() - begun_s > _BATCH_S:
             yield bytes(batch)
             batch.clear()
+            begun_s = time.monotonic()
     if batch:
         yield bytes(batch)

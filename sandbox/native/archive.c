@@ -132,7 +132,7 @@ static int seal_directory(int parent, const char *name, const struct archive_rec
 static int unpack_one(int source, int base, const struct archive_record *record, char *path)
 {
     const char *name;
-    int parent = open_parent(base, path, &name), result = -1, fd;
+    int parent = open_parent(base, path, &name), result = -1;
 
     if (parent < 0)
         return -1;
@@ -147,9 +147,7 @@ static int unpack_one(int source, int base, const struct archive_record *record,
         result = seal_directory(parent, name, record);
         break;
     case ARCHIVE_DIRECTORY:
-        if (mkdirat(parent, name, 0700) == 0 || errno == EEXIST)
-            if ((fd = archive_open(parent, name, O_PATH | O_DIRECTORY)) >= 0)
-                result = close(fd);
+        result = archive_enter(parent, name);
         break;
     default:
         errno = EPROTO;
@@ -260,11 +258,6 @@ static int fail(const char *path, int error)
     return errno = error, -1;
 }
 
-static int skip(const char *path, const struct stat *info, int error)
-{
-    return put_record(ARCHIVE_SKIPPED, path, NULL, info ? (uint16_t)(info->st_mode >> 12) : 0, error);
-}
-
 /* Takes what one entry costs in a tar from what is left. */
 static int charge(uint64_t size)
 {
@@ -274,6 +267,14 @@ static int charge(uint64_t size)
         return -1;
     out.bytes_left -= padded + TAR_BLOCK;
     return 0;
+}
+
+/* Its name goes out, so it costs as much as a member with that name for content. */
+static int skip(const char *path, const struct stat *info, int error)
+{
+    if (charge(strlen(path)) < 0)
+        return fail(path, EFBIG);
+    return put_record(ARCHIVE_SKIPPED, path, NULL, info ? (uint16_t)(info->st_mode >> 12) : 0, error);
 }
 
 /* At most as much as the file claimed; it may have become shorter, and its blocks say how long it is. */

@@ -3,7 +3,7 @@
  *
  * A record is this header and its path (no NUL). A FILE is followed by blocks: a 32-bit length of
  * at most ARCHIVE_BLOCK and as many bytes; a length of 0 ends the file. Both sides check every
- * length before anything is used. Mirrored by sandbox/records.py. */
+ * length before anything is used. Mirrored by sandbox/files/records.py. */
 #ifndef ROLLOUT_ARCHIVE_H
 #define ROLLOUT_ARCHIVE_H
 
@@ -47,6 +47,7 @@ int archive_read(int fd, void *data, size_t length);        /* EPROTO at an earl
 int archive_write(int fd, const void *data, size_t length);
 int archive_open(int directory, const char *path, int flags); /* no link anywhere on the way */
 int archive_make(int directory, const char *path);            /* opens it, making what is missing */
+int archive_enter(int parent, const char *name); /* a directory to fill: made, or opened to its owner */
 int archive_base(const char *path, int make);                 /* the same for an absolute path */
 
 #endif

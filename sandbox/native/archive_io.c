@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/openat2.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -68,6 +69,26 @@ int archive_make(int directory, const char *path)
         errno = error;
     }
     return at;
+}
+
+int archive_enter(int parent, const char *name)
+{
+    char path[64];
+    struct stat info;
+
+    if (mkdirat(parent, name, 0700) < 0 && errno != EEXIST)
+        return -1;
+    int fd = archive_open(parent, name, O_PATH | O_DIRECTORY);
+    if (fd < 0)
+        return -1;
+    int result = fstat(fd, &info);
+    if (result == 0 && (info.st_mode & 0700) != 0700) {
+        snprintf(path, sizeof path, "/proc/self/fd/%d", fd); /* that one, wherever its name leads now */
+        result = chmod(path, 0700);
+    }
+    int error = errno;
+    close(fd);
+    return errno = error, result;
 }
 
 int archive_base(const char *path, int make)

@@ -9,6 +9,7 @@ import tarfile
 import pytest
 
 from sandbox.errors import ConfigError
+from sandbox.files import upload
 from sandbox.files.caps import FullCaps
 from sandbox.files.upload import Tally, tar_records
 from tests.sandbox.files.test_archive import member, tar_of
@@ -45,6 +46,34 @@ def test_a_crafted_tar_is_refused_at_once(data: bytes) -> None:
     for content in (True, False):
         with pytest.raises(ConfigError):
             list(tar_records(io.BytesIO(data), CAPS, Tally(), content=content))
+
+
+class Endless(io.RawIOBase):
+    """The same bytes again and again, and no going back."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__()
+        self._data, self._at = data, 0
+
+    def read(self, size: int = -1) -> bytes:
+        piece = (self._data * 2)[self._at : self._at + min(size, len(self._data))]
+        self._at = (self._at + len(piece)) % len(self._data)
+        return piece
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("name", ["./", "d/", "f"])
+def test_a_member_that_comes_again_and_again_counts_each_time(name: str) -> None:
+    again = Endless(member(name, b"" if name == "f" else None)[0].tobuf(tarfile.GNU_FORMAT))
+    with pytest.raises(ConfigError, match="more than 50 members"):
+        list(tar_records(again, CAPS, Tally(), content=False))  # type: ignore[arg-type]
+
+
+def test_a_batch_does_not_wait_for_bytes_that_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "_BATCH_S", -1.0)
+    assert list(upload.batched(iter((b"", b"ab", b"")))) == [b"", b"ab", b""]
+    monkeypatch.setattr(upload, "_BATCH_S", 60.0)
+    assert list(upload.batched(iter((b"", b"ab", b"c")))) == [b"abc"]
 
 
 def broken(chance: random.Random, whole: bytes) -> bytes:
