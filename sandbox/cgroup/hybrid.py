@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from sandbox.cgroup import files
+from sandbox.cgroup import files, swap
 from sandbox.cgroup.leaves import Leaves
 from sandbox.cgroup.types import CgroupPlan, Live, Reading
 from sandbox.types import MIB, Limits
@@ -137,6 +137,7 @@ class HybridBackend:
         self.roots: tuple[str, ...] = tuple(self._roots[kind] for kind in ("v2", "memory", "pids", "cpu"))
         self.enforced: Mapping[str, bool] = {"memory": True, "cpus": True, "pids": True, "disk": True}
         self.note = ""
+        self.gap = ""
 
     def open(self, memory_bytes: int, pids: int) -> None:
         made: list[str] = []
@@ -151,6 +152,9 @@ class HybridBackend:
             files.write(f"{memory}/memory.limit_in_bytes", str(memory_bytes))
             if swap_is_counted(memory):
                 files.write(f"{memory}/memory.memsw.limit_in_bytes", str(memory_bytes))
+            elif swap.in_use():
+                self.gap = swap.WHY_UNCOUNTED
+                self.enforced = {**self.enforced, "memory": False}
             files.write(f"{self._roots['pids']}/pids.max", str(pids))
         except OSError:
             for root in reversed(made):

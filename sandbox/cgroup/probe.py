@@ -65,8 +65,8 @@ def open_backend(
             reasons[name] = f"{error.filename or 'cgroup'}: {error.strerror}"
             record(())
             continue
-        if isinstance(candidate, UnifiedBackend) and candidate.absent:
-            reasons[name] = f"{candidate.parent} has no controller {', '.join(candidate.absent)}"
+        if candidate.gap:
+            reasons[name] = candidate.gap
         return candidate, reasons
     if wanted not in ("auto", "none"):
         raise CapabilityError(f"cgroup backend {wanted}: {reasons[wanted]}", "use cgroup_backend = 'auto'")

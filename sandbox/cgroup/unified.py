@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from sandbox.cgroup import files
+from sandbox.cgroup import files, swap
 from sandbox.cgroup.delegation import LEAF, Delegation, claim
 from sandbox.cgroup.leaves import Leaves
 from sandbox.cgroup.types import CgroupPlan, Live, Reading
@@ -169,16 +169,20 @@ class UnifiedBackend:
         self._refusals_are_local = True
         self.roots: tuple[str, ...] = (self._root,)
         self.note = ""
+        self._swap_escapes = False
 
     @property
     def enforced(self) -> Mapping[str, bool]:
         """See `sandbox.cgroup.types.Backend`; known once it is open."""
-        return {limit: name in self._controllers for name, limit in LIMIT_OF.items()} | {"disk": True}
+        held = {limit: name in self._controllers for name, limit in LIMIT_OF.items()} | {"disk": True}
+        return held | {"memory": held["memory"] and not self._swap_escapes}
 
     @property
-    def absent(self) -> tuple[str, ...]:
-        """Controllers that this place in the tree lacks."""
-        return tuple(name for name in LIMIT_OF if name not in self._controllers)
+    def gap(self) -> str:
+        """Why not every limit is enforced; empty where all are."""
+        absent = [name for name in LIMIT_OF if name not in self._controllers]
+        reasons = [f"{self.parent} has no controller {', '.join(absent)}"] if absent else []
+        return "; ".join(reasons + [swap.WHY_UNCOUNTED] * self._swap_escapes)
 
     def open(self, memory_bytes: int, pids: int) -> None:
         done = claim(self._delegation)
@@ -197,6 +201,8 @@ class UnifiedBackend:
             os.rmdir(self._root)
             raise
         self._controllers = done.controllers
+        uncounted = not os.path.exists(f"{self._root}/memory.swap.max")
+        self._swap_escapes = "memory" in done.controllers and uncounted and swap.in_use()
         self._refusals_are_local = not os.path.exists(f"{self._root}/pids.events.local")
 
     def new_set(self, index: int, limits: Limits) -> UnifiedSet:

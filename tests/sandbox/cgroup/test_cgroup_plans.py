@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.cgroup.delegation import CONTROLLERS, LEAF, Delegation, find
+from sandbox.cgroup import files, swap, unified
+from sandbox.cgroup.delegation import CONTROLLERS, LEAF, Claim, Delegation, find
 from sandbox.cgroup.hierarchies import Hierarchies
 from sandbox.cgroup.hybrid import HybridBackend
 from sandbox.cgroup.leaves import Leaves
 from sandbox.cgroup.pool import SetPool
 from sandbox.cgroup.types import Live
-from sandbox.cgroup.unified import UnifiedSet
+from sandbox.cgroup.unified import UnifiedBackend, UnifiedSet
 from sandbox.types import MIB, Limits
 
 LIMITS = Limits(memory_bytes=100 * MIB, disk_bytes=10 * MIB, pids=8, cpus=1.5)
@@ -71,6 +72,30 @@ def test_free_sets_are_bounded_and_serve_only_their_own_limits() -> None:
     assert pool.take(LIMITS) is second
     assert pool.take(other) is third
     assert pool.take(other) not in (first, second, third)
+
+
+def test_swap_that_is_on_and_not_counted_is_a_hole_in_the_memory_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swaps = tmp_path / "swaps"
+    assert not swap.in_use(swaps)
+    swaps.write_text("Filename Type Size Used Priority\n")
+    assert not swap.in_use(swaps)
+    swaps.write_text("Filename Type Size Used Priority\n/dev/vda2 partition 1 0 -2\n")
+    assert swap.in_use(swaps)
+    for name in ("memory", "pids", "cpu", "v2"):
+        (tmp_path / name).mkdir()
+    delegation = Delegation(str(tmp_path), CONTROLLERS, is_host_root=True)
+    monkeypatch.setattr(files, "write", lambda path, value: None)
+    monkeypatch.setattr(unified, "claim", lambda delegation: Claim(CONTROLLERS, 0))
+    monkeypatch.setattr(unified.os.path, "exists", lambda path: path.endswith("cgroup.kill"))
+    for on in (True, False):
+        monkeypatch.setattr(swap, "in_use", lambda on=on: on)
+        hybrid = HybridBackend({name: str(tmp_path / name) for name in ("memory", "pids", "cpu", "v2")}, f"e{on}")
+        for backend in (hybrid, UnifiedBackend(delegation, f"u{on}")):
+            backend.open(1, 1)
+            assert backend.enforced == {"memory": not on, "cpus": True, "pids": True, "disk": True}
+            assert ("swapaccount" in backend.gap) is on
 
 
 def make_tree(directory: Path, controllers: str) -> Path:
