@@ -47,10 +47,20 @@ class UidClaim:
 
 
 def claims_dir() -> Path:
-    """Where this user's claims are seen by all of its engines on this host."""
+    """Where this user's claims are seen by all of its engines on this host.
+
+    At home if it has one, for /run/user is removed at the last logout, under engines that live on; named after the
+    host, since hosts may share a home and not their uids.
+    """
     uid = os.geteuid()
     if uid == 0:
         return Path("/run/rollout")
+    try:
+        home = Path(pwd.getpwuid(uid).pw_dir)
+    except KeyError:
+        home = Path("/nonexistent")
+    if home.is_dir() and os.access(home, os.W_OK):
+        return home / ".local" / "state" / "rollout" / f"uids-{os.uname().nodename}"
     runtime = Path(f"/run/user/{uid}")
     if runtime.is_dir() and os.access(runtime, os.W_OK):
         return runtime / "rollout"
@@ -82,6 +92,9 @@ def claim_uids(
             start = first + block * per_engine
             if _try_lock(lock_fd, start, per_engine):
                 return UidClaim(block, range(start, start + per_engine), lock_fd)
+    except OSError as error:  # a file system without locks
+        os.close(lock_fd)
+        raise CapabilityError(f"host uids cannot be claimed ({error.strerror})", remedy) from None
     except BaseException:
         os.close(lock_fd)
         raise
@@ -93,7 +106,7 @@ def _open_claims(directory: Path) -> int:
     """The file of claims, in a directory that nobody else can write to."""
     remedy = f"make {directory} a directory of this user's own, mode 0700 (in a read-only container: --tmpfs /run)"
     try:
-        directory.mkdir(mode=0o700, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = os.lstat(directory)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
             raise CapabilityError(f"{directory} is open to other users, so host uids cannot be claimed there", remedy)

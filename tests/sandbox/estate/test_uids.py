@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sandbox.errors import CapabilityError, ConfigError
-from sandbox.estate.uids import check_unused, claim_uids
+from sandbox.estate import uids
+from sandbox.estate.uids import check_unused, claim_uids, claims_dir
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.types import Command, SandboxSpec
 
@@ -60,6 +63,20 @@ def test_a_place_for_claims_that_others_can_write_to_is_refused_with_a_remedy(tm
     for name in ("open", "link", "file", "file/below"):
         with pytest.raises(CapabilityError, match="mode 0700"):
             claim_uids(700_000, EACH, EACH, 0, directory=tmp_path / name)
+
+
+def test_a_users_claims_outlive_its_sessions_where_it_has_a_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = pwd.getpwuid(os.geteuid())
+    entry = pwd.struct_passwd((*account[:5], str(tmp_path), account[6]))
+    monkeypatch.setattr(uids.pwd, "getpwuid", lambda uid: entry)
+    monkeypatch.setattr(uids.os, "geteuid", lambda: 54_321)
+    at_home = claims_dir()
+    assert at_home.is_relative_to(tmp_path)
+    monkeypatch.undo()
+    claim_uids(700_000, EACH, EACH, 0, directory=at_home).close()
+    assert stat.S_IMODE(at_home.stat().st_mode) == 0o700
 
 
 def test_too_few_uids_for_one_engine_are_said_to_be_so(tmp_path: Path) -> None:
