@@ -6,6 +6,7 @@ check inside it passed; a limit counts as enforced only when the host that ran t
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,6 +44,7 @@ for path in /usr /etc /opt; do if [ -d $path ] && (: > $path/.probe) 2>/dev/null
 for path in /etc/shadow /root /home /var /run /sys/fs/cgroup/cgroup.procs; do
   if [ -e $path ] && [ -n "$(ls -A $path 2>/dev/null)" ]; then echo seen=$path; fi
 done
+echo null=$(stat -c %d:%i /dev/null)
 echo processes=$(ls -d /proc/[0-9]* | wc -l)
 """
 
@@ -109,7 +111,8 @@ async def examine(state_dir: Path | None = None, jail: JailName = "bubblewrap") 
     except (SandboxError, TimeoutError, OSError) as error:
         failure = str(error) or f"no answer within {PROBE_TIMEOUT_S:g} s"
         return Report(isolates=False, failure=failure, jail=jail, state_dir=str(directory), capabilities=capabilities)
-    checks = look_inside(outcome.stdout.decode("utf-8", "replace"))
+    seen = outcome.stdout.decode("utf-8", "replace")
+    checks = look_inside(seen)
     return Report(
         isolates=all(check.ok for check in checks),
         failure="" if outcome.ok else outcome.stderr.decode("utf-8", "replace"),
@@ -118,7 +121,7 @@ async def examine(state_dir: Path | None = None, jail: JailName = "bubblewrap") 
         state_dir=str(directory),
         checks=checks,
         limits=(*limit_reports(outcome.unenforced, reasons, backend), image_report(shared)),
-        capabilities=capabilities,
+        capabilities=(*capabilities, device_capability(seen, os.stat("/dev/null"))),
         probe_s=time.monotonic() - started,
     )
 
@@ -171,6 +174,16 @@ def look_inside(text: str) -> tuple[Capability, ...]:
     )
 
 
+def device_capability(text: str, host_null: os.stat_result) -> Capability:
+    """Whether the sandbox's device nodes are its own; judged by what its shell printed about /dev/null."""
+    name = "own device nodes"
+    if f"null={host_null.st_dev}:{host_null.st_ino}" not in text.splitlines():
+        return Capability(name=name, ok=True, detail="null, zero, full and random are each sandbox's own")
+    detail = "siblings feel each other's locks on /dev/null and the like, and can watch their use"
+    remedy = "run as the host's root, with a kernel that lets it make device nodes (Linux 5.2, CAP_MKNOD)"
+    return Capability(name=name, ok=False, detail=detail, remedy=remedy)
+
+
 def limit_reports(unenforced: tuple[str, ...], reasons: Mapping[str, str], backend: str) -> tuple[LimitReport, ...]:
     """One row per limit: those of the cgroup backend as the host reported them, then those that always hold.
 
@@ -182,7 +195,8 @@ def limit_reports(unenforced: tuple[str, ...], reasons: Mapping[str, str], backe
     always = {
         "open_files": "resource limit",
         "file_size": "resource limit",
-        "cpu_time": "resource limit",
+        "cpu_time": "resource limit of each process, in whole seconds"
+        + ("" if backend == "none" else "; the command's cgroup is watched and killed"),
         "wall_time": "timer, then every process of the command is killed",
         "output": "pipes are read to the limit, then the command is killed",
     }

@@ -97,6 +97,8 @@ def test_the_doctor_runs_a_sandbox_and_names_each_limit(state_dir: Path, jail: J
     assert report["isolates"]
     assert report["jail"] == jail
     assert {"bubblewrap", "nsjail"} <= {entry["name"] for entry in report["capabilities"]}
+    nodes = next(entry for entry in report["capabilities"] if entry["name"] == "own device nodes")
+    assert nodes["ok"] or os.geteuid() != 0
     assert {"memory", "cpus", "pids", "disk"} <= {limit["name"] for limit in report["limits"]}
     for entry in report["limits"]:
         assert entry["enforced"] or entry["remedy"], entry
@@ -125,6 +127,9 @@ def test_an_unprivileged_user_is_isolated_and_told_what_does_not_hold(
         assert limit["enforced"] or limit["remedy"]
     shared = next(entry for entry in report["capabilities"] if entry["name"] == "separate uids")
     assert not shared["ok"]
+    nodes = next(entry for entry in report["capabilities"] if entry["name"] == "own device nodes")
+    assert not nodes["ok"]
+    assert nodes["remedy"]
 
 
 def test_a_host_that_cannot_isolate_is_told_why_and_runs_nothing(tmp_path: Path) -> None:
