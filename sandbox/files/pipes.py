@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from sandbox.commands.live import ReadingEnd, StdinPipe
-from sandbox.errors import ProtocolError, TransferError
+from sandbox.errors import ConfigError, ProtocolError, TransferError
 from sandbox.files.caps import FullCaps
 from sandbox.files.download import TarBuilder
 from sandbox.files.records import RecordKind, RecordReader
@@ -111,8 +111,16 @@ async def survey_tree(spec: SandboxSpec) -> Survey | None:
 
 
 async def send_survey(requests: Requests, found: Survey) -> None:
-    """Copies that directory into the workspace."""
-    await send_tree(requests, "/workspace", lambda: tree_records(found.root), time_for(found.num_bytes))
+    """Copies that directory into the workspace.
+
+    Raises:
+        TransferError: it has changed so since it was looked at that it cannot be read, or does not fit, any more.
+        SandboxDiedError: the sandbox has ended.
+    """
+    try:
+        await send_tree(requests, "/workspace", lambda: tree_records(found.root), time_for(found.num_bytes))
+    except ConfigError as error:
+        raise TransferError(str(error.value), error.remedy) from None
 
 
 def _check_report(where: str, report: ReadingEnd) -> None:

@@ -103,7 +103,7 @@ def refusal(code: int) -> str:
 
 
 def check_put(path: str, frame: Frame) -> None:
-    """Raises what the answer to an upload says, if it failed."""
+    """Raises what a helper's end says, if it failed."""
     if frame.kind != Kind.EXITED:
         code = frame.errno(errno.EPROTO)
         raise TransferError(path, refusal(code), code)
@@ -111,7 +111,7 @@ def check_put(path: str, frame: Frame) -> None:
     if result.setup_errno:
         raise SandboxError(f"a transfer could not be prepared: {os.strerror(result.setup_errno)}")
     if not os.WIFEXITED(result.status):
-        raise TransferError(path, f"its writer was killed by signal {os.WTERMSIG(result.status)}")
+        raise TransferError(path, f"its helper was killed by signal {os.WTERMSIG(result.status)}")
     code = os.WEXITSTATUS(result.status)
     if code:
         raise TransferError(path, refusal(code), code)

@@ -6,6 +6,7 @@ tree that changes meanwhile never leads out of it; what is too large for the san
 
 from __future__ import annotations
 
+import errno
 import os
 import posixpath
 import stat
@@ -55,7 +56,7 @@ class _Node(NamedTuple):
 
 
 def survey(root: str, limits: Limits) -> Survey:
-    """Looks at a tree without reading any file (blocking).
+    """Looks at a tree without opening any file (blocking).
 
     Raises:
         ConfigError: it is no directory, cannot be read, or does not fit into the sandbox; names `spec.workspace`.
@@ -75,6 +76,8 @@ def survey(root: str, limits: Limits) -> Survey:
                     f"{root}/{node.path}",
                     f"is larger than limits.file_size_bytes = {format_size(limits.file_size_bytes)}; raise it",
                 )
+            with _named(root, node.path):
+                _require_readable(node)
         if num_bytes > limits.disk_bytes or num_entries > limits.inodes:
             raise ConfigError(
                 _FIELD,
@@ -83,6 +86,11 @@ def survey(root: str, limits: Limits) -> Survey:
                 f"limits.inodes = {limits.inodes}; raise them, or choose a smaller directory",
             )
     return Survey(root, num_bytes, num_entries, tuple(skipped))
+
+
+def _require_readable(node: _Node) -> None:
+    if not os.access(node.name, os.R_OK, dir_fd=node.directory, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def tree_records(root: str) -> Iterator[bytes]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sandbox.errors import ConfigError
+from sandbox.errors import ConfigError, TransferError
+from sandbox.files import pipes
+from sandbox.files import tree as files_tree
 from sandbox.host import SandboxHost
 from sandbox.types import KIB, MIB, Command, JailName, Limits, SandboxSpec, Skipped
 from tests.sandbox.commands.test_exec_reasons import rollout
@@ -89,6 +92,35 @@ async def test_a_workspace_that_will_not_do_is_refused_before_anything_starts(
     assert host.num_live == 0
     with pytest.raises(ConfigError, match="absolute"):
         SandboxSpec(workspace="relative")
+
+
+async def test_a_workspace_file_that_cannot_be_read_is_refused_before_anything_starts(
+    host: SandboxHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "closed").write_text("x")
+    (tmp_path / "closed").chmod(0)
+    if os.geteuid() == 0:  # which reads everything
+        monkeypatch.setattr(files_tree.os, "access", lambda *words, **more: False)
+    with pytest.raises(ConfigError, match=r"closed.*cannot be read"):
+        async with host.acquire(SandboxSpec(workspace=str(tmp_path))):
+            pass
+
+
+async def test_a_workspace_that_changes_while_its_sandbox_starts_is_a_failed_transfer(
+    host: SandboxHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f").write_text("x")
+
+    def vanish(root: str) -> Iterator[bytes]:
+        (tmp_path / "f").unlink(missing_ok=True)
+        tmp_path.rmdir()
+        return files_tree.tree_records(root)
+
+    monkeypatch.setattr(pipes, "tree_records", vanish)
+    with pytest.raises(TransferError, match="No such file"):
+        async with host.acquire(SandboxSpec(workspace=str(tmp_path))):
+            pass
+    assert host.num_live == 0
 
 
 @pytest.mark.parametrize("user", [0, 1000, 4321, 65_533])

@@ -68,7 +68,7 @@ def test_a_place_for_claims_that_others_can_write_to_is_refused_with_a_remedy(tm
 def test_a_users_claims_outlive_its_sessions_where_it_has_a_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account = pwd.getpwuid(os.geteuid())
+    account = pwd.getpwuid(0)
     entry = pwd.struct_passwd((*account[:5], str(tmp_path), account[6]))
     monkeypatch.setattr(uids.pwd, "getpwuid", lambda uid: entry)
     monkeypatch.setattr(uids.os, "geteuid", lambda: 54_321)
