@@ -1,7 +1,8 @@
 """The system-call filter of every jail, as classic BPF built in pure Python.
 
-Owns: which calls the sandboxed code may make. Invariant: another ABI is killed, a call newer than this table
-answers ENOSYS, and whatever libc probes answers ENOSYS instead of EPERM, so that it falls back.
+Owns: which calls the sandboxed code may make. Invariant: no call reaches the agent but a signal (which the kernel
+keeps from a first process); another ABI is killed, a call newer than this table answers ENOSYS, and whatever libc
+probes answers ENOSYS instead of EPERM, so that it falls back.
 The filter is installed once, before the agent, and every command inherits it.
 """
 
@@ -58,12 +59,28 @@ _DENIED: dict[str, tuple[int | None, int | None, int]] = {
     "fanotify_init": (300, 262, errno.EPERM),
     "lookup_dcookie": (212, 18, errno.EPERM),
     "move_pages": (279, 239, errno.EPERM),
+    "migrate_pages": (256, 238, errno.EPERM),
     "modify_ldt": (154, None, errno.EPERM),
     "iopl": (172, None, errno.EPERM),
     "ioperm": (173, None, errno.EPERM),
     "uselib": (134, None, errno.ENOSYS),
     "memfd_secret": (447, 447, errno.ENOSYS),
 }
+_TARGETED = (
+    (302, 261),  # prlimit64
+    (142, 118),  # sched_setparam
+    (144, 119),  # sched_setscheduler
+    (203, 122),  # sched_setaffinity
+    (314, 274),  # sched_setattr
+)
+"""Calls that change the process named by their first argument, which needs no more than the same uid."""
+_PRIORITIES = (
+    ((141, 140), 2),  # setpriority, PRIO_USER
+    ((251, 30), 3),  # ioprio_set, IOPRIO_WHO_USER
+)
+"""Calls that change the one named by their second argument, and what in their first stands for all of a user's."""
+_AGENT = 1
+"""The first process runs with the uid of the code: starved or limited, it could not tell how that code ended."""
 _CLONE = (56, 220)
 _UNSHARE = (272, 97)
 _SOCKET = (41, 198)
@@ -119,6 +136,11 @@ def _allow_families() -> list[bytes]:
     return [_op(_LD, _ARG0), *tests, *netlink, _fail(errno.EAFNOSUPPORT)]
 
 
+def _spare_agent(offset: int, all_of_user: int | None = None) -> list[bytes]:
+    whole = [] if all_of_user is None else [_op(_LD, _ARG0), _op(_JEQ, all_of_user, 0, 1), _fail(errno.EPERM)]
+    return [*whole, _op(_LD, offset), _op(_JEQ, _AGENT, 0, 1), _fail(errno.EPERM), _op(_RET, _ALLOW)]
+
+
 def _deny_terminal_injection() -> list[bytes]:
     return [
         _op(_LD, _ARG1),
@@ -159,6 +181,10 @@ def build_filter(machine: str | None = None) -> bytes:
     program += _only_for(_SOCKET[column], _allow_families())
     program += _only_for(_SOCKETPAIR[column], _allow_families())
     program += _only_for(_IOCTL[column], _deny_terminal_injection())
+    for numbers in _TARGETED:
+        program += _only_for(numbers[column], _spare_agent(_ARG0))
+    for numbers, all_of_user in _PRIORITIES:
+        program += _only_for(numbers[column], _spare_agent(_ARG1, all_of_user))
     for numbers, offset, flag, error in _HUGE:
         program += _only_for(numbers[column], _deny_flags(flag, offset, error))
     program.append(_op(_RET, _ALLOW))

@@ -162,6 +162,7 @@ static void kill_command(const struct wire_frame *frame)
         if (commands[i].keeper) {
             __atomic_store_n(&slots[i].killed, 1, __ATOMIC_SEQ_CST);
             sweep_descendants(commands[i].pid, keepers, count);
+            kill(commands[i].pid, SIGCONT); /* what it kept may have stopped it */
         } else {
             kill(commands[i].pid, SIGKILL);
             kill(-commands[i].pid, SIGKILL);
@@ -331,8 +332,11 @@ int agent_main(int engine, int filter)
                            {.fd = wake, .events = POLLIN}};
     for (;;) {
         struct signalfd_siginfo info;
-        if (poll(fds, 3, -1) < 0)
-            continue;
+        if (poll(fds, 3, -1) < 0) {
+            if (errno == EINTR)
+                continue;
+            return 1;
+        }
         if (fds[1].revents) {
             while (read(signals, &info, sizeof info) == sizeof info)
                 ;

@@ -64,6 +64,17 @@ def call(machine: str, number: int, *args: int, arch: int | None = None) -> int:
         ("x86_64", 319, (0, 5), ERRNO | errno.ENOSYS),  # memfd_create of huge pages
         ("x86_64", 29, (0, 4096, 0o1600), ALLOW),  # shmget
         ("x86_64", 29, (0, 4096, 0o5600), ERRNO | errno.EPERM),  # shmget of huge pages
+        ("x86_64", 302, (0, 7, 1, 0), ALLOW),  # prlimit64 of oneself
+        ("x86_64", 302, (77, 7, 1, 0), ALLOW),  # of a child
+        ("x86_64", 302, (1, 7, 1, 0), ERRNO | errno.EPERM),  # of the agent
+        ("x86_64", 144, (1, 5, 0), ERRNO | errno.EPERM),  # sched_setscheduler
+        ("x86_64", 141, (0, 0, 19), ALLOW),  # setpriority of oneself
+        ("x86_64", 141, (0, 1, 19), ERRNO | errno.EPERM),  # of the agent
+        ("x86_64", 141, (2, 0, 19), ERRNO | errno.EPERM),  # of all that this user runs
+        ("x86_64", 251, (3, 0, 0), ERRNO | errno.EPERM),  # ioprio_set of all
+        ("x86_64", 251, (1, 0, 0), ALLOW),
+        ("aarch64", 261, (1, 7, 1, 0), ERRNO | errno.EPERM),  # prlimit64 of the agent
+        ("aarch64", 140, (0, 1, 19), ERRNO | errno.EPERM),  # setpriority of the agent
         ("x86_64", 9999, (), ERRNO | errno.ENOSYS),
         ("x86_64", 0x40000027, (), ERRNO | errno.ENOSYS),  # x32
         ("aarch64", 172, (), ALLOW),  # getpid
