@@ -38,6 +38,28 @@ def test_an_occupied_leaf_is_set_aside_until_it_is_empty(tmp_path: Path) -> None
     assert leaves.take() == first
 
 
+def test_a_leaf_that_has_emptied_is_lent_again_before_one_more_is_made(tmp_path: Path) -> None:
+    leaves = Leaves(str(tmp_path), reuse=True)
+    made = [leaves.first()]
+    leaves.take()
+    for _ in range(9):
+        make_leaf(made[-1], populated=1)
+        leaves.give_back(made[-1])
+        made.append(leaves.take())
+    make_leaf(made[8], populated=0)
+    assert made[8] in [leaves.take() for _ in range(3)]
+
+
+def test_a_leaf_that_cannot_be_read_is_looked_at_again(tmp_path: Path) -> None:
+    leaves = Leaves(str(tmp_path), reuse=True)
+    first = leaves.first()
+    leaves.take()
+    with pytest.raises(FileNotFoundError):
+        leaves.give_back(first)
+    make_leaf(first, populated=0)
+    assert leaves.take() == first
+
+
 def test_a_sandbox_is_capped_before_anything_joins_and_commands_have_less_than_the_agent() -> None:
     backend = HybridBackend({name: f"/{name}" for name in ("memory", "pids", "cpu", "v2")}, "e")
     plan = backend.new_set(3, LIMITS).start_plan()
