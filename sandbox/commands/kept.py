@@ -1,8 +1,9 @@
 """Output streams that background children of finished commands still hold.
 
-Owns: the engine's ends of those pipes. Invariant: what comes is read and thrown away, slowly enough that a child that
-only writes costs next to nothing (64 KiB every 50 ms, 1.3 MB/s), and a silent stream costs nothing at all; at most
-`MAX_KEPT` are open, and the oldest is closed when one more comes.
+Owns: the engine's ends of those pipes. Invariant: what comes is read and thrown away, more and more seldom while there
+is always as much as a read takes: hundreds of children that only write (64 KiB every second each) cost the loop next to
+nothing, one that rests now and then gets 1.3 MB/s, and a silent stream costs nothing at all. At most `MAX_KEPT` are
+open, and the oldest is closed when one more comes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Iterable
 from sandbox.commands.streams import READ_BYTES
 
 MAX_KEPT = 32
-_PAUSE_S = 0.05
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 1.0
 
 
 class KeptStreams:
@@ -23,12 +25,13 @@ class KeptStreams:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._pauses: dict[int, asyncio.TimerHandle | None] = {}  # in the order of coming; None: waits for data
+        self._pause_s: dict[int, float] = {}  # after the next read
 
     def add(self, fds: Iterable[int]) -> None:
         """Takes non-blocking reading ends, and closes the oldest ones over the limit."""
         for fd in fds:
-            self._pauses[fd] = None
-            self._loop.add_reader(fd, self._discard, fd)
+            self._pause_s[fd] = _FIRST_PAUSE_S
+            self._go_on(fd)
         while len(self._pauses) > MAX_KEPT:
             self._close(next(iter(self._pauses)))
 
@@ -41,7 +44,10 @@ class KeptStreams:
             self._close(fd)
             return
         self._loop.remove_reader(fd)
-        self._pauses[fd] = self._loop.call_later(_PAUSE_S, self._go_on, fd)
+        pause_s = self._pause_s[fd]
+        self._pauses[fd] = self._loop.call_later(pause_s, self._go_on, fd)
+        full = len(data) == READ_BYTES
+        self._pause_s[fd] = min(pause_s * 2, _LONGEST_PAUSE_S) if full else _FIRST_PAUSE_S
 
     def _go_on(self, fd: int) -> None:
         self._pauses[fd] = None
@@ -49,6 +55,7 @@ class KeptStreams:
 
     def _close(self, fd: int) -> None:
         pause = self._pauses.pop(fd)
+        del self._pause_s[fd]
         if pause is not None:
             pause.cancel()
         else:

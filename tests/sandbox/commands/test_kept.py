@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import anyio
 import pytest
 
 from sandbox.commands.kept import MAX_KEPT, KeptStreams
+from sandbox.commands.streams import READ_BYTES
 from sandbox.host import SandboxHost
 from sandbox.sandbox import Sandbox
 from sandbox.types import Command, JailName, SandboxSpec
+from tests.sandbox.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -39,6 +42,30 @@ async def test_endless_output_in_the_background_costs_the_loop_next_to_nothing(b
     cpu_s, wall_s = time.process_time(), time.monotonic()
     await anyio.sleep(1.5)
     assert time.process_time() - cpu_s < 0.15 * (time.monotonic() - wall_s)
+
+
+async def test_what_always_comes_is_read_more_and_more_seldom_until_it_rests() -> None:
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    kept = KeptStreams()
+    kept.add([reading])
+    num_filled = 0
+    until_s = time.monotonic() + 0.6
+    while time.monotonic() < until_s:
+        with suppress(BlockingIOError):
+            os.write(writing, bytes(READ_BYTES))
+            num_filled += 1
+        await anyio.sleep(0.002)
+    assert 1 < num_filled < 8
+    assert kept._pause_s[reading] > 0.15
+
+    def rests() -> bool:
+        with suppress(BlockingIOError):
+            os.write(writing, b"x")
+        return kept._pause_s[reading] < 0.1
+
+    await until(rests)
+    kept.close()
+    os.close(writing)
 
 
 async def test_streams_are_bounded_in_number_and_closed_at_the_end() -> None:
