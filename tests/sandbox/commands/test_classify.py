@@ -43,6 +43,8 @@ FAILED = 1 << 8
         ({"status": signal.SIGXFSZ, "disk_full": True}, Reason.DISK),
         ({"status": signal.SIGSEGV, "disk_full": True}, Reason.SIGNAL),
         ({"status": signal.SIGXCPU, "cpu_limit_s": 1.0, "cpu_s": 1.0}, Reason.TIMEOUT),
+        ({"status": signal.SIGXCPU, "cpu_limit_s": 1.0, "cpu_s": 0.6}, Reason.TIMEOUT),
+        ({"status": signal.SIGXCPU, "cpu_limit_s": 100.0, "cpu_s": 0.1}, Reason.SIGNAL),
         ({"status": signal.SIGKILL, "cpu_limit_s": 1.0, "cpu_s": 0.2}, Reason.SIGNAL),
     ],
 )
