@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sandbox.errors import SandboxDiedError
+from sandbox.errors import SandboxDiedError, SandboxError
 
 
 @contextmanager
@@ -17,13 +17,19 @@ def vanishing() -> Iterator[None]:
 
     Raises:
         SandboxDiedError: they are gone.
+        SandboxError: they are there, and cannot be used (no descriptors, no memory): the sandbox lives.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOENT, errno.ENODEV):
-            raise
-        raise SandboxDiedError("the sandbox has died (its control groups are gone)") from error
+        if gone(error):
+            raise SandboxDiedError("the sandbox has died (its control groups are gone)") from error
+        raise SandboxError(f"the sandbox's control groups cannot be used: {error.strerror}") from error
+
+
+def gone(error: OSError) -> bool:
+    """Does it say that a control group was removed?"""
+    return error.errno in (errno.ENOENT, errno.ENODEV)
 
 
 def read(path: str) -> str:

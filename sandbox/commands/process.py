@@ -12,13 +12,13 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from functools import partial
 from typing import Literal
 
 import anyio
 
 from sandbox.cgroup import files
+from sandbox.cgroup.killing import KILL_AGAIN_S, kill_until_empty, try_kill
 from sandbox.cgroup.types import CgroupSet, Reading
 from sandbox.commands.live import Outlet, StdinPipe, StreamName
 from sandbox.commands.outcome import Observed, classify, end_signal, exit_code
@@ -30,7 +30,6 @@ from sandbox.types import MIB, Command, Outcome, Output, Reason, Usage
 
 DRAIN_S = 0.05
 KILL_TIMEOUT_S = 10.0
-_EMPTY_TIMEOUT_S = 2.0
 _FLOOD_FACTOR = 64
 _NOT_STARTED = 126
 _CPU_LOOK_S = 0.05
@@ -90,6 +89,7 @@ class Process:
         loop = asyncio.get_running_loop()
         self._deadline = loop.call_later(command.timeout_s, self._kill, Reason.TIMEOUT)
         self._give_up: asyncio.TimerHandle | None = None
+        self._kill_again: asyncio.TimerHandle | None = None
         self._cpus = min(cpus, os.cpu_count() or 1)
         self._cpu_look: asyncio.TimerHandle | None = None
         if leaf is not None and command.cpu_s is not None:
@@ -105,8 +105,10 @@ class Process:
             return
         try:
             now_us = files.keyed(f"{self.leaf}/cpu.stat", "usage_usec")
-        except FileNotFoundError:
-            return  # it vanished with the warden, and the command with it
+        except OSError as error:
+            if not files.gone(error):  # gone, it vanished with the warden, and the command with it
+                self._plan_cpu_look(0)
+            return
         left_s = self._command.cpu_s - (now_us - (self._before.cpu_us or 0)) / 1e6
         if left_s <= 0:
             self._kill(Reason.TIMEOUT)
@@ -196,15 +198,23 @@ class Process:
 
     def exited(self, result: Result) -> None:
         """Told by the sandbox when the agent reports the end; the first report counts."""
+        self._reported_late()
         if self.running:
             self._result = result
             self._stop()
+
+    def _reported_late(self) -> None:
+        """Killed while all stood still, it may have begun after the thaw, and what it started is in its leaf."""
+        if self.unreported and self.leaf is not None:
+            try_kill(self._cgroups, self.leaf)
+        self.unreported = False
 
     def refused(self, error: int) -> None:
         """Told by the sandbox when the agent could not start it.
 
         A full process table or memory is the doing of what runs inside, so it is an outcome; the rest is a fault.
         """
+        self._reported_late()
         if not self.running:
             return
         if error in (errno.EAGAIN, errno.ENOMEM):
@@ -216,8 +226,8 @@ class Process:
     def silenced(self) -> None:
         """Told by the sandbox when its agent stands still: a killed command is dead, though nobody reports it."""
         if self.running and self._killed_for is not None:
-            self.unreported = True
             self.exited(KILLED)
+            self.unreported = True
 
     def lost(self, fault: SandboxError) -> None:
         """Told by the sandbox when it has ended (closed by its owner, or died)."""
@@ -227,17 +237,18 @@ class Process:
 
     def _stop(self) -> None:
         self._ended_s = time.monotonic()
-        self._deadline.cancel()
-        if self._give_up is not None:
-            self._give_up.cancel()
+        self._stop_timers()
         self._stop_inputs()
         self._ended.set()
         if self._outlet is not None:
             self._outlet.wake()
 
+    def _stop_timers(self) -> None:
+        for timer in (self._deadline, self._give_up, self._cpu_look, self._kill_again):
+            if timer is not None:
+                timer.cancel()
+
     def _stop_inputs(self) -> None:
-        if self._cpu_look is not None:
-            self._cpu_look.cancel()
         if self._feed is not None:
             self._feed.stop()
         if self._stdin is not None:
@@ -252,13 +263,16 @@ class Process:
         if not self.running or self._killed_for is not None or self._disowned:
             return
         self._killed_for = reason
-        if self.leaf is not None:
-            with suppress(FileNotFoundError):  # it vanished with the warden: dead already
-                self._cgroups.kill_leaf(self.leaf)
-        if not self._kill_inside():
-            self.silenced()
-            return
+        answers = self._kill_inside()
         self._give_up = asyncio.get_running_loop().call_later(KILL_TIMEOUT_S, self._stuck)
+        self._kill_leaf()
+        if not answers:
+            self.silenced()
+
+    def _kill_leaf(self) -> None:
+        """Now, or else soon, while the command runs: later the leaf may be another's."""
+        if self.leaf is not None and not try_kill(self._cgroups, self.leaf):
+            self._kill_again = asyncio.get_running_loop().call_later(KILL_AGAIN_S, self._kill_leaf)
 
     def _stuck(self) -> None:
         self.lost(SandboxDiedError(f"a killed command did not end in {KILL_TIMEOUT_S} s"))
@@ -277,7 +291,8 @@ class Process:
 
         Raises:
             SandboxDiedError: the sandbox ended under the command.
-            SandboxError: our own preparation of the command failed.
+            SandboxError: our own preparation of the command failed, or what a killed one started does not die; or no
+                descriptor is left to read what it used: call it again.
         """
         await self._ended.wait()
         async with self._finishing:
@@ -290,24 +305,11 @@ class Process:
             raise SandboxError(f"a command could not be prepared: {os.strerror(self._result.setup_errno)}")
         if self._fault is not None and self._killed_for is not Reason.KILLED:
             raise self._fault
-        try:
-            if self._killed_for is not None:
-                await self._empty_leaf()
-            await self._settle()
+        if self._killed_for is not None and self.leaf is not None and self._fault is None:
+            await kill_until_empty(self._cgroups, self.leaf)
+        await self._settle()
+        with files.vanishing():
             return self._make_outcome()
-        except OSError as error:  # its cgroup vanished with the warden
-            raise SandboxDiedError(f"the sandbox ended under a command ({error.strerror})") from error
-
-    async def _empty_leaf(self) -> None:
-        """After a kill: once more (the first may have come before the process joined), until nobody is left."""
-        if self.leaf is None or self._fault is not None:
-            return
-        pause_s = 0.0005
-        deadline = time.monotonic() + _EMPTY_TIMEOUT_S
-        self._cgroups.kill_leaf(self.leaf)
-        while files.populated(self.leaf) and time.monotonic() < deadline:
-            await anyio.sleep(pause_s)
-            pause_s = min(pause_s * 2, 0.02)
 
     async def _settle(self) -> None:
         """Takes what is already in the pipes, then waits briefly for their end."""
@@ -323,16 +325,15 @@ class Process:
     def disown(self) -> list[int]:
         """See `sandbox.protocol.forks`."""
         self._disowned = True
+        self._stop_timers()
         ends: list[Owner] = [*self._drains.values()]
         ends += [end for end in (self._feed, self._stdin) if end is not None]
         return [fd for end in ends for fd in end.disown()]
 
     def take_open_streams(self) -> list[int]:
         """Ends reading; descriptors of streams that background children still hold."""
+        self._stop_timers()
         self._stop_inputs()
-        self._deadline.cancel()
-        if self._give_up is not None:
-            self._give_up.cancel()
         return [fd for drain in self._drains.values() if (fd := drain.stop()) is not None]
 
     def _usage(self, result: Result, after: Reading) -> Usage:

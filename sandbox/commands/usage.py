@@ -5,8 +5,8 @@ Invariant: cgroups are believed first, since the kernel keeps them; the agent's 
 
 from __future__ import annotations
 
+from sandbox.cgroup import files
 from sandbox.cgroup.types import CgroupSet
-from sandbox.errors import SandboxDiedError
 from sandbox.protocol.wire import Space
 from sandbox.types import SandboxUsage
 
@@ -16,11 +16,10 @@ def begin(cgroups: CgroupSet) -> None:
 
     Raises:
         SandboxDiedError: the cgroups vanished with the warden.
+        SandboxError: they cannot be read now (no descriptors).
     """
-    try:
+    with files.vanishing():
         cgroups.begin()
-    except OSError as error:
-        raise SandboxDiedError(f"the sandbox has ended ({error.strerror})") from error
 
 
 def measure(cgroups: CgroupSet, space: Space | None, num_running: int) -> SandboxUsage:
@@ -31,11 +30,10 @@ def measure(cgroups: CgroupSet, space: Space | None, num_running: int) -> Sandbo
 
     Raises:
         SandboxDiedError: the cgroups vanished with the warden.
+        SandboxError: they cannot be read now (no descriptors).
     """
-    try:
+    with files.vanishing():
         live = cgroups.live()
-    except OSError as error:
-        raise SandboxDiedError(f"the sandbox has ended ({error.strerror})") from error
     return SandboxUsage(
         memory_bytes=live.memory_bytes,
         peak_memory_bytes=live.peak_memory_bytes,

@@ -15,6 +15,7 @@ import anyio
 
 from sandbox.cgroup import files
 from sandbox.cgroup.freezer import Freezer
+from sandbox.cgroup.killing import kill_patiently
 from sandbox.cgroup.types import CgroupSet
 from sandbox.errors import SandboxDiedError, SandboxError
 from sandbox.protocol.forks import Owner
@@ -85,7 +86,7 @@ class Requests:
 
         Raises:
             SandboxDiedError: the sandbox has ended.
-            SandboxError: there is no answer in time; the agent is frozen, perhaps.
+            SandboxError: there is no answer within 30 s; that clock goes on while the sandbox is frozen.
         """
         ident = self._take_ident()
         answer: Answer = asyncio.get_running_loop().create_future()
@@ -154,15 +155,14 @@ class Requests:
                 if sent and not end.done():  # the agent may not even have begun it, and will join this leaf once it can
                     self._unreported[ident] = leaf
                 else:
-                    with suppress(FileNotFoundError):  # it vanished with the warden
+                    with suppress(SandboxError), files.vanishing():  # a leaf that cannot be read stays set aside
                         self._cgroups.return_leaf(leaf)
 
     async def _kill(self, ident: int, leaf: str | None, end: End) -> None:
-        if leaf is not None:
-            with suppress(FileNotFoundError):  # it vanished with the warden: dead already
-                self._cgroups.kill_leaf(leaf)
         self._link.post(encode(Kind.KILL, ident))
-        if self._freezer.frozen:
-            return  # killed, or killed before it does anything
         with anyio.move_on_after(_CLEAN_UP_S, shield=True):
+            if leaf is not None:
+                await kill_patiently(self._cgroups, leaf)
+            if self._freezer.frozen:
+                return  # killed, or killed before it does anything
             await asyncio.wait([end])
