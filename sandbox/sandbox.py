@@ -160,7 +160,8 @@ class Sandbox:
 
         Time goes on: a command whose `timeout_s` is over is killed, its outcome comes as ever, and closing, killing
         and leaving contexts work. What needs an answer from inside (`start`, `run`, files) raises
-        `SandboxFrozenError`; a transfer that had begun waits. Frozen already: nothing happens. Cancelled: all go on.
+        `SandboxFrozenError`; what had begun waits, but not for ever: `read_file` and `usage` 30 s, `write_file` 60 s,
+        trees their own deadline. Frozen already: nothing happens. Cancelled: all go on.
 
         Raises:
             CapabilityError: the host has no cgroup v2 tree for this sandbox.
@@ -183,7 +184,7 @@ class Sandbox:
 
     def end_freeze(self) -> None:
         """After the end: the next sandbox gets this one's control groups, and must not be born into standing still."""
-        self._freezer.let_go()
+        self._freezer.end()
 
     # ------------------------------------------------------------------ commands
 
@@ -257,12 +258,12 @@ class Sandbox:
 
     def _return_leaf(self, leaf: str | None) -> None:
         if leaf is not None and self.alive:
-            with suppress(SandboxDiedError), files.vanishing():
+            with suppress(SandboxError), files.vanishing():  # a leaf that cannot be read stays set aside
                 self._cgroups.return_leaf(leaf)
 
     def _return_unreported(self, ident: int) -> None:
         leaf = self._unreported.pop(ident)
-        with suppress(SandboxDiedError), files.vanishing():
+        with suppress(SandboxError), files.vanishing():
             self._cgroups.kill_leaf(leaf)
         self._return_leaf(leaf)
 
@@ -396,5 +397,4 @@ class Sandbox:
             for fd in fds:
                 os.close(fd)
             space = frame.space()
-        with files.vanishing():
-            return measure(self._cgroups, space, len(self._running))
+        return measure(self._cgroups, space, len(self._running))

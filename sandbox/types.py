@@ -166,7 +166,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """User and system CPU seconds of everything the command started (rusage of the reaped)."""
+    """User and system CPU seconds of everything the command started, as its cgroup counts them; without
+    cgroups (or for one without a leaf) of its first process and the children that this one waited for."""
     peak_memory_bytes: int = 0
     peak_scope: Literal["command", "sandbox", "process"] = "process"
     """`command`: the cgroup's peak, reset before this command; `sandbox`: the cgroup's peak

@@ -2,17 +2,18 @@
 
 Owns: the `cgroup.freeze` of one sandbox's v2 directory while the sandbox lives. Invariant: `frozen` is true from
 before the first process may stop until after the kernel was told to let go, so whoever finds it false can rely on
-an agent that answers.
+an agent that answers; after `end` nothing is written, for the directory is another's.
 """
 
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import anyio
 
 from sandbox.cgroup import files
-from sandbox.errors import CapabilityError, SandboxError
+from sandbox.errors import CapabilityError, SandboxDiedError, SandboxError
 
 _STILL_TIMEOUT_S = 5.0
 _FIRST_PAUSE_S = 0.0005
@@ -25,6 +26,7 @@ class Freezer:
     def __init__(self, directory: str | None) -> None:
         self._directory = directory
         self._turn = anyio.Lock()
+        self._ended = False
         self.frozen = False
 
     async def freeze(self) -> None:
@@ -32,7 +34,7 @@ class Freezer:
 
         Raises:
             CapabilityError: there is no v2 directory.
-            SandboxDiedError: the directory has vanished.
+            SandboxDiedError: the directory has vanished, or the sandbox has ended.
             SandboxError: a process did not stop in time.
         """
         if self._directory is None:
@@ -41,6 +43,7 @@ class Freezer:
                 "run as root, or in a delegated cgroup v2 (`rollout doctor` names what is missing)",
             )
         async with self._turn:
+            self._require_tenancy()
             if self.frozen:
                 return
             self.frozen = True
@@ -48,7 +51,8 @@ class Freezer:
                 self._write("1")
                 await self._wait_until_still()
             except BaseException:
-                self.let_go()
+                with suppress(SandboxError):  # where nothing can be told, what is under way says more
+                    self.let_go()
                 raise
 
     async def thaw(self) -> None:
@@ -57,10 +61,24 @@ class Freezer:
             self.let_go()
 
     def let_go(self) -> None:
-        """The same at once: for a sandbox that has ended, whose directory the next one gets."""
-        if self.frozen:
+        """The same at once."""
+        if not self.frozen:
+            return
+        try:
             self._write("0")
-            self.frozen = False
+        except SandboxDiedError:
+            self.frozen = False  # nobody is left who could stand still
+            raise
+        self.frozen = False
+
+    def end(self) -> None:
+        """Lets go of a directory that the next sandbox gets: who waits to freeze, or is at it, fails."""
+        self._ended = True
+        self.let_go()
+
+    def _require_tenancy(self) -> None:
+        if self._ended:
+            raise SandboxDiedError("the sandbox has ended")
 
     def disown(self) -> None:
         """See `sandbox.protocol.forks`: in a child it must not let the parent's processes go on."""
@@ -77,6 +95,7 @@ class Freezer:
             if time.monotonic() > deadline:
                 raise SandboxError(f"a process of the sandbox did not stop within {_STILL_TIMEOUT_S} s")
             await anyio.sleep(pause_s)
+            self._require_tenancy()
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     def _is_still(self) -> bool:

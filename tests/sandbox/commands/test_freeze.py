@@ -91,6 +91,17 @@ async def test_a_command_that_was_killed_before_it_could_begin_never_runs_on(box
     assert box._unreported == {}
 
 
+async def test_an_end_that_is_reported_before_the_context_is_left_gives_the_leaf_back(box: Sandbox) -> None:
+    async with box.start(Command(argv=("sleep", "300"), timeout_s=0.3)) as process:
+        await box.freeze()
+        assert (await process.wait()).reason is Reason.TIMEOUT
+        assert process.unreported
+        await box.thaw()
+        await until(lambda: not process.unreported)
+    assert box._unreported == {}
+    assert (await box.run(TRUE)).ok
+
+
 async def test_closing_a_frozen_sandbox_ends_it_and_the_next_one_is_not_born_frozen(
     host: SandboxHost, jail: JailName
 ) -> None:
@@ -110,11 +121,17 @@ async def test_closing_a_frozen_sandbox_ends_it_and_the_next_one_is_not_born_fro
         assert (await box.run(TRUE)).ok
 
 
-async def test_a_cancelled_freeze_lets_everything_go_on(box: Sandbox) -> None:
+async def test_a_cancelled_freeze_lets_everything_go_on(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     async with box.start(BUSY):
         with anyio.CancelScope() as scope:
-            scope.cancel()
+
+            def is_still() -> bool:
+                scope.cancel()
+                return False
+
+            monkeypatch.setattr(box._freezer, "_is_still", is_still)
             await box.freeze()
+        assert scope.cancelled_caught
         assert not box.frozen
         assert (await box.run(TRUE)).ok
 
