@@ -105,7 +105,7 @@ async def test_a_second_consumer_at_the_same_time_is_refused(box: Sandbox) -> No
     async with box.start(shell("sleep 60"), output="stream") as process:
         async with anyio.create_task_group() as group:
             group.start_soon(collect, process)
-            await anyio.sleep(0.05)
+            await anyio.wait_all_tasks_blocked()
             with pytest.raises(ConfigError, match="in one place at a time"):
                 await anext(process.output())
             await process.kill()

@@ -48,7 +48,7 @@ async def test_a_background_child_holds_nobody_up_and_lives_on(box: Sandbox) -> 
             times_s.append(time.monotonic() - started_s)
             assert outcome.ok
             assert outcome.stdout == b"ok\n"
-    assert min(held_s) < 0.2 + 2 * min(plain_s)
+    assert min(held_s) < 1 + 2 * min(plain_s)
     await assert_names_become(box, *[b"sleep"] * 5)
     assert (await sh(box, "kill %1 2>/dev/null; true")).ok
     assert await names_inside(box) == [b"sleep"] * 5

@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import tarfile
+import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from sandbox.errors import ConfigError, SandboxDiedError, SandboxFrozenError, Tr
 from sandbox.host import SandboxHost
 from sandbox.sandbox import Sandbox
 from sandbox.types import MIB, Command, JailName, Limits, SandboxSpec, Skipped
+from tests.sandbox.waiting import until
 
 pytestmark = pytest.mark.anyio
 LIMITS = Limits(disk_bytes=16 * MIB, inodes=2000)
@@ -50,6 +52,18 @@ def tar_of(*members: tuple[tarfile.TarInfo, bytes | None], format: int = tarfile
         for info, data in members:
             tar.addfile(info, io.BytesIO(data) if data else None)
     return buffer.getvalue()
+
+
+class Told(io.FileIO):
+    """A pipe that says when it is first read, which is when its transfer has begun."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, "rb")
+        self.begun = threading.Event()
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.begun.set()
+        return super().read(-1 if size is None else size) or b""
 
 
 def names_in(data: bytes) -> dict[str, tuple[int, bytes | None]]:
@@ -263,17 +277,18 @@ async def test_a_directory_swapped_for_a_link_during_uploads_never_leads_elsewhe
 async def test_a_cancelled_transfer_leaves_no_process_and_the_sandbox_lives(box: Sandbox) -> None:
     await sh(box, "mkdir d; cd d; i=0; while [ $i -lt 1500 ]; do echo x > $i; i=$((i+1)); done")
     stuck_reading, stuck_writing = os.pipe()
+    source = Told(stuck_reading)
     for attempt in range(10):
         with anyio.move_on_after(0.001 * attempt):
             await box.download_tar(max_bytes=4 * MIB)
     async with anyio.create_task_group() as group:
 
         async def upload() -> None:
-            with os.fdopen(stuck_reading, "rb") as pipe, pytest.raises(ConfigError, match="empty"):
-                await box.upload_tar(pipe)  # the read that had begun is waited for, and gives nothing
+            with source, pytest.raises(ConfigError, match="empty"):
+                await box.upload_tar(source)  # the read that had begun is waited for, and gives nothing
 
         group.start_soon(upload)
-        await anyio.sleep(0.1)
+        await until(source.begun.is_set)
         group.cancel_scope.cancel()
         os.close(stuck_writing)
     usage = await box.usage()
@@ -285,7 +300,7 @@ async def test_a_transfer_that_a_freeze_caught_can_be_given_up_and_leaves_nothin
     if "memory" in box.unenforced:
         pytest.skip("this host has no cgroups to freeze")
     reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as pipe:
+    with Told(reading) as pipe:
         with anyio.fail_after(20):
             async with anyio.create_task_group() as group:
 
@@ -294,7 +309,7 @@ async def test_a_transfer_that_a_freeze_caught_can_be_given_up_and_leaves_nothin
                         await box.upload_tar(pipe)
 
                 group.start_soon(upload)
-                await anyio.sleep(0.2)
+                await until(pipe.begun.is_set)
                 await box.freeze()
                 with pytest.raises(SandboxFrozenError):
                     await box.download_tar(max_bytes=MIB)
@@ -336,16 +351,19 @@ async def test_transfers_at_once_do_not_mix(box: Sandbox) -> None:
 
 async def test_the_end_of_the_sandbox_ends_a_transfer(host: SandboxHost, jail: JailName) -> None:
     reading, writing = os.pipe()
-    async with anyio.create_task_group() as group:
-        async with host.acquire(SandboxSpec(jail=jail)) as box:
+    source = Told(reading)
+    with anyio.fail_after(30):
+        async with anyio.create_task_group() as group:
+            async with host.acquire(SandboxSpec(jail=jail)) as box:
 
-            async def upload() -> None:
-                with os.fdopen(reading, "rb") as pipe, pytest.raises((SandboxDiedError, ConfigError)):
-                    await box.upload_tar(pipe)
+                async def upload() -> None:
+                    with source, pytest.raises(SandboxDiedError):
+                        await box.upload_tar(source)
 
-            group.start_soon(upload)
-            await anyio.sleep(0.1)
-        os.close(writing)
+                group.start_soon(upload)
+                await until(source.begun.is_set)
+            os.write(writing, tar_of(member("f", b"a source that is whole, and nobody to unpack it")))
+            os.close(writing)
 
 
 async def test_an_upload_is_charged_to_the_sandbox(box: Sandbox) -> None:

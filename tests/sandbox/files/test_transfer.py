@@ -38,7 +38,7 @@ async def test_frames_of_nonsense_end_at_most_the_sandbox_that_gets_them(host: S
     chance = random.Random(3)
     for _ in range(8):
         async with host.acquire(spec) as box:
-            with anyio.move_on_after(10):
+            with anyio.fail_after(30):
                 try:
                     for _ in range(60):
                         items = [text(Tag.ARGV, "true"), text(Tag.PATH, "/workspace/x"), number(Tag.STDIO, 3)]
