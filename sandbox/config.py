@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from sandbox.cgroup.probe import BackendName
+from sandbox.checking import check_fields
 from sandbox.errors import ConfigError
 from sandbox.estate.state import UIDS_PER_ENGINE
 from sandbox.types import GIB, MIB
@@ -44,6 +45,7 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Longest wait for one sandbox to come up."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "sandbox")
         for field, low, high in (
             ("uid_base", 1000, 2**31),
             ("uid_count", UIDS_PER_ENGINE, 2**31),

@@ -12,6 +12,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from sandbox.checking import check_count, check_fields, check_text, check_variables
 from sandbox.errors import ConfigError
 
 KIB = 1024
@@ -63,6 +64,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Largest single file that a process may write."""
 
     def __post_init__(self) -> None:
+        check_fields(self, "limits")
         for field, low, high in (
             ("memory_bytes", 8 * MIB, 1 << 44),
             ("pids", 2, 1 << 20),
@@ -103,7 +105,11 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     def __post_init__(self) -> None:
         check_jail("spec.jail", self.jail)
-        if self.workspace is not None and (not self.workspace.startswith("/") or "\0" in self.workspace):
+        check_fields(self, "spec")
+        check_text("spec.image", self.image)
+        check_text("spec.workspace", self.workspace or "")
+        check_variables("spec.env", self.env)
+        if self.workspace is not None and not self.workspace.startswith("/"):
             raise ConfigError("spec.workspace", self.workspace, "must be the absolute path of a directory")
         if not 0 <= self.user <= MAX_USER:
             raise ConfigError("spec.user", self.user, f"must lie between 0 and {MAX_USER}")
@@ -128,14 +134,21 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     None for 64 times `output_limit_bytes`, at least 1 MiB."""
 
     def __post_init__(self) -> None:
-        if not self.argv or not all(isinstance(word, str) and "\0" not in word for word in self.argv):
-            raise ConfigError("command.argv", self.argv, "must be one or more strings without NUL")
+        check_fields(self, "command")
+        if not self.argv:
+            raise ConfigError("command.argv", self.argv, "must be one or more strings")
+        for word in self.argv:
+            check_text("command.argv", word)
+        check_text("command.cwd", self.cwd)
+        check_variables("command.env", self.env)
         if not (math.isfinite(self.timeout_s) and 0 < self.timeout_s <= 86_400):
             raise ConfigError("command.timeout_s", self.timeout_s, "must lie in (0, 86400] seconds")
         if self.cpu_s is not None and not (math.isfinite(self.cpu_s) and 0 < self.cpu_s <= 86_400):
             raise ConfigError("command.cpu_s", self.cpu_s, "must lie in (0, 86400] seconds")
         if not 0 <= self.output_limit_bytes <= GIB:
             raise ConfigError("command.output_limit_bytes", self.output_limit_bytes, "must lie between 0 and 1 GiB")
+        if self.kill_output_bytes is not None:
+            check_count("command.kill_output_bytes", self.kill_output_bytes, 1, 1 << 50)
         if not self.cwd.startswith("/"):
             raise ConfigError("command.cwd", self.cwd, "must be an absolute path inside the sandbox")
 
