@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,10 +107,26 @@ def open_state_dir(path: Path) -> Path:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise ConfigError("state_dir", str(path), f"cannot be written ({error.strerror}); choose another") from None
+    _require_own(path)
     if os.geteuid() == 0:
         with writing_below(path):
             require_reachable(path / "bin")
     return path
+
+
+def _require_own(path: Path) -> None:
+    """Checks that nobody else can put something in the place of what is staged and run from there."""
+    for folder in (path, path / "bin", path / "engines", path / "images"):
+        try:
+            found = folder.lstat()
+        except FileNotFoundError:
+            continue  # images are made later
+        shared = found.st_mode & 0o022 and not (folder == path and found.st_mode & stat.S_ISVTX)
+        foreign = found.st_uid not in (os.geteuid(), 0) or (folder != path and found.st_uid != os.geteuid())
+        if shared or foreign:
+            why = f"belongs to uid {found.st_uid}" if foreign else "can be written by other users"
+            remedy = f"{folder} {why}, who could replace what runs from there; choose another"
+            raise ConfigError("state_dir", str(path), remedy)
 
 
 def _make_folder(path: Path) -> None:

@@ -35,10 +35,8 @@ class Names:
         """Notes a clean name; what is wrong with it, or None."""
         if len(name.encode("utf-8", "surrogateescape")) > MAX_PATH_BYTES:
             return f"its path is longer than {MAX_PATH_BYTES} bytes"
-        at = -1
-        while (at := name.find("/", at + 1)) >= 0:
-            if self._kinds.setdefault(name[:at], "directory") != "directory":
-                return "it lies below a file"
+        if not self._note_parents(name):
+            return "it lies below a file"
         if len(name[name.rfind("/") + 1 :].encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
             return f"its name is longer than {MAX_NAME_BYTES} bytes"
         if self._kinds.setdefault(name, kind) != kind:
@@ -46,3 +44,15 @@ class Names:
         if len(self._kinds) > self._max_entries:
             return f"there are more than {self._max_entries} files and directories"
         return None
+
+    def _note_parents(self, name: str) -> bool:
+        """Notes the directories above a name, from below: one that is known has all of its own noted already."""
+        end = name.rfind("/")
+        while end > 0:
+            parent = name[:end]
+            known = self._kinds.get(parent)
+            if known is not None:
+                return known == "directory"
+            self._kinds[parent] = "directory"
+            end = name.rfind("/", 0, end)
+        return True

@@ -115,9 +115,9 @@ async def test_a_handler_that_fails_ends_nothing(host: SandboxHost) -> None:
 def test_bytes_that_are_no_text_are_written_as_escapes() -> None:
     collector = Collector()
     with listening(collector):
-        Audit(1, 2, SandboxSpec(image="/i\udcff")).end((), 0, "w\udcffhy")
+        Audit(1, 2, SandboxSpec()).end((), 0, "w\udcffhy")
     (lease,) = collector.leases()
-    assert (lease.image, lease.why) == ("/i\\udcff", "w\\udcffhy")
+    assert lease.why == "w\\udcffhy"
 
 
 def test_nothing_is_written_where_nobody_listens() -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,28 @@ def test_the_cgroups_of_this_process_are_found_in_both_generations() -> None:
     places = find_hierarchies(mounts, own)
     assert places.v1 == {"memory": "/sys/fs/cgroup/memory/a/b", "cpu": "/sys/fs/cgroup/cpu/y"}
     assert places.v2 == "/sys/fs/cgroup/unified"
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A directory that other users can pass, as pytest's are not."""
+    folder = Path(tempfile.mkdtemp(prefix="rollout-state-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="environment: only root can give a directory away")
+@pytest.mark.parametrize("part", ["", "bin", "engines", "images"])
+def test_a_state_directory_that_another_user_could_change_is_refused(open_folder: Path, part: str) -> None:
+    state = open_state_dir(open_folder / "state")
+    (state / "images").mkdir(exist_ok=True)
+    os.chown(state / part, 12_345, 12_345)
+    with pytest.raises(ConfigError, match="belongs to uid 12345"):
+        open_state_dir(state)
+    os.chown(state / part, 0, 0)
+    (state / part).chmod(0o777)
+    with pytest.raises(ConfigError, match="can be written by other users"):
+        open_state_dir(state)
+    (state / part).chmod(0o755)
+    assert open_state_dir(state) == state

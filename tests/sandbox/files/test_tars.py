@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import random
 import tarfile
+import time
 
 import pytest
 
 from sandbox.errors import ConfigError
 from sandbox.files import upload
 from sandbox.files.caps import FullCaps
+from sandbox.files.names import Names
 from sandbox.files.upload import Tally, tar_records
 from tests.sandbox.files.test_archive import member, tar_of
 
@@ -107,3 +109,15 @@ def test_broken_tars_give_records_below_the_cap_or_one_error() -> None:
             refused += 1
         assert tally.num_files + tally.num_directories <= CAPS.max_entries
     assert 0 < refused < NUM_BROKEN
+
+
+def test_deep_names_cost_no_more_than_their_length() -> None:
+    """Noting every directory above each of many deep names would take the engine half a minute."""
+    names = Names(100_000)
+    deep = "/".join("d" for _ in range(1900))
+    began = time.process_time()
+    for number in range(10_000):
+        assert names.add(f"{deep}/{number}", "file") is None
+    assert time.process_time() - began < 5
+    assert names.add(f"{deep}/7/below", "file") == "it lies below a file"
+    assert names.add(deep, "file") == "it is a file and a directory"
