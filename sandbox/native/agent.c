@@ -120,8 +120,8 @@ static void start(struct wire_frame *frame, int wake)
     for (int i = MAX_COMMANDS - 1; i >= 0; i--)
         if (commands[i].pid == 0)
             free_slot = i;
-    if (free_slot < 0) {
-        refuse(id, EBUSY);
+    if (free_slot < 0 || frame->lost) {
+        refuse(id, frame->lost ? EMFILE : EBUSY);
         return;
     }
     while (wire_next(&cursor, &entry) == 1)
@@ -145,7 +145,7 @@ static void kill_command(const struct wire_frame *frame)
 {
     struct wire_cursor cursor = wire_items(frame);
     struct wire_entry entry;
-    pid_t keepers[MAX_COMMANDS];
+    pid_t keepers[MAX_COMMANDS]; /* with the transfers: they, too, are children that hold no orphan */
     uint32_t kept = 0;
     int count = 0;
 
@@ -154,7 +154,7 @@ static void kill_command(const struct wire_frame *frame)
             wire_u32(&entry, &kept);
 
     for (int i = 0; i < MAX_COMMANDS; i++)
-        if (commands[i].pid && commands[i].keeper)
+        if (commands[i].pid)
             keepers[count++] = commands[i].pid;
     for (int i = 0; i < MAX_COMMANDS; i++) {
         if (commands[i].pid == 0 || commands[i].id != frame->header.id)
@@ -302,10 +302,11 @@ static int meet_warden(void)
         exchange(WIRE_BOUND, WIRE_GO) < 0)
         return -1;
     null = open("/dev/null", O_RDWR | O_CLOEXEC);
-    return null < 0 || dup3(null, 0, O_CLOEXEC) < 0 || dup3(null, 1, O_CLOEXEC) < 0 ||
-                   dup3(null, 2, O_CLOEXEC) < 0
-               ? -1
-               : 0;
+    if (null < 0 || dup3(null, 0, O_CLOEXEC) < 0 || dup3(null, 1, O_CLOEXEC) < 0 ||
+        dup3(null, 2, O_CLOEXEC) < 0)
+        return -1;
+    close(null); /* above 2: those three were open, the jail's own words go to them */
+    return 0;
 }
 
 int agent_main(int engine, int filter)

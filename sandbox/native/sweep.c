@@ -20,8 +20,17 @@
 
 static struct {
     pid_t pid, parent;
+    pid_t top; /* see `find_tops` */
 } seen[MAX_PROCESSES];
 
+static int by_pid(const void *one, const void *other)
+{
+    pid_t a = *(const pid_t *)one, b = *(const pid_t *)other;
+
+    return (a > b) - (a < b);
+}
+
+/* Everybody that lives, by pid. */
 static int look(void)
 {
     DIR *proc = opendir("/proc");
@@ -47,24 +56,36 @@ static int look(void)
     }
     if (proc)
         closedir(proc);
+    qsort(seen, (size_t)count, sizeof *seen, by_pid);
     return count;
 }
 
-/* The ancestor of a process that is a child of pid 1 (or of a keeper that is one). */
-static pid_t top_of(int index, int count)
+static int find(pid_t pid, int count)
 {
-    pid_t pid = seen[index].pid, parent = seen[index].parent;
+    const void *found = bsearch(&pid, seen, (size_t)count, sizeof *seen, by_pid);
 
-    for (int depth = 0; parent > 1 && depth < count; depth++) {
-        int i = 0;
-        while (i < count && seen[i].pid != parent)
-            i++;
-        if (i == count)
-            break; /* its parent has just ended; the next look sees where it went */
-        pid = parent;
-        parent = seen[i].parent;
+    return found ? (int)((const unsigned char *)found - (const unsigned char *)seen) / (int)sizeof *seen : -1;
+}
+
+/* Notes everybody's top: the ancestor that is a child of pid 1, or whose parent has just ended (the next
+ * look sees where it went). Each step on the way up is walked once, so that a long chain costs no more. */
+static void find_tops(int count)
+{
+    for (int i = 0; i < count; i++)
+        seen[i].top = 0;
+    for (int i = 0; i < count; i++) {
+        int at = i, up;
+        while (seen[at].top == 0) {
+            seen[at].top = seen[at].pid; /* until it is known; it also ends a circle of pids that were given out anew */
+            up = seen[at].parent > 1 ? find(seen[at].parent, count) : -1;
+            if (up < 0)
+                break;
+            at = up;
+        }
+        pid_t top = seen[at].top;
+        for (int on = i; on != at; on = find(seen[on].parent, count))
+            seen[on].top = top;
     }
-    return pid;
 }
 
 static int is_keeper(pid_t pid, const pid_t *keepers, int num_keepers)
@@ -79,10 +100,11 @@ static int signal_all(pid_t keeper, const pid_t *keepers, int num_keepers, int n
 {
     int count = look(), hit = 0;
 
+    find_tops(count);
     for (int i = 0; i < count; i++) {
         if (is_keeper(seen[i].pid, keepers, num_keepers))
             continue;
-        pid_t top = top_of(i, count);
+        pid_t top = seen[i].top;
         int kept = is_keeper(top, keepers, num_keepers);
         if (keeper ? top == keeper : !kept) {
             kill(seen[i].pid, number);

@@ -73,7 +73,13 @@ void tell(uint16_t kind, uint32_t id, uint32_t error, const char *text)
         wire_put_u32(&out, TAG_ERRNO, error);
     if (text)
         wire_put(&out, TAG_TEXT, text, strlen(text) + 1);
-    wire_send(warden.engine, &out, NULL, 0); /* a dead engine shows as EOF on its socket */
+    /* A full socket is waited for, but never longer than the engine lives: a fork of it may hold the other end. */
+    struct pollfd either[] = {{.fd = warden.engine, .events = POLLOUT},
+                              {.fd = warden.engine_end, .events = POLLIN}};
+    while (poll(either, 2, -1) < 0)
+        ;
+    if (!either[1].revents)
+        wire_send(warden.engine, &out, NULL, 0); /* a dead engine shows as EOF on its socket */
 }
 
 static void start_failed(uint32_t id, const char *why, int error)
@@ -287,7 +293,7 @@ static void on_own(struct wire_frame *frame)
     frame->num_fds = 0;
 }
 
-/* One frame of the engine; 0 when the engine is gone (or speaks another language). */
+/* One frame of the engine; 0 when the engine is gone (or speaks another language, or is not to go on). */
 static int on_engine(void)
 {
     struct wire_frame frame;
@@ -297,7 +303,11 @@ static int on_engine(void)
         return 1;
     if (got <= 0)
         return 0;
-    if (frame.header.kind == WIRE_START)
+    if (frame.lost && frame.header.kind == WIRE_OWN)
+        return 0; /* its locks are what keeps others off; it comes before the first jail */
+    if (frame.lost && frame.header.kind == WIRE_START)
+        tell(WIRE_FAILED, frame.header.id, EMFILE, "the warden has no descriptors left");
+    else if (frame.header.kind == WIRE_START)
         on_start(&frame);
     else if (frame.header.kind == WIRE_RELEASE)
         on_release(&frame);
@@ -320,6 +330,7 @@ static int watch_engine(void)
     if (pidfd < 0 || getppid() != who.pid) /* it has died already, and the number may be another's */
         return -1;
     fcntl(pidfd, F_SETFD, FD_CLOEXEC);
+    warden.engine_end = pidfd;
     watch(pidfd, FROM_ENGINE_END, 0);
     return 0;
 }

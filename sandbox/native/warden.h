@@ -29,6 +29,7 @@ struct warden {
     struct jail *jails[MAX_JAILS];
     uint32_t top; /* above every number in use */
     int engine, epoll, num_closing;
+    int engine_end; /* a pidfd */
     struct wire_frame estate; /* what the engine named as its own */
 };
 extern struct warden warden;

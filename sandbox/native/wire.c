@@ -75,7 +75,11 @@ int wire_receive(int socket, unsigned char *buffer, struct wire_frame *frame, in
     int taken = take_control(&message, frame);
     if (got == 0 && frame->num_fds == 0)
         return 0;
-    if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) || taken < 0 ||
+    /* Fewer than the room that there was: the kernel found no free number, which is not the peer's fault. */
+    frame->lost = (message.msg_flags & MSG_CTRUNC) && frame->num_fds < WIRE_MAX_FDS;
+    if (frame->lost)
+        wire_close_fds(frame);
+    if ((message.msg_flags & MSG_TRUNC) || ((message.msg_flags & MSG_CTRUNC) && !frame->lost) || taken < 0 ||
         wire_check(buffer, (size_t)got, frame) < 0) {
         wire_close_fds(frame);
         frame->header.length = (uint32_t)got; /* lets the warden read a jail tool's plain words */

@@ -69,7 +69,6 @@ enum wire_tag {
     TAG_TEXT = 19,   /* string */
     TAG_ERRNO = 20,  /* u32 */
     TAG_RESULT = 21, /* struct wire_result */
-    TAG_PID = 23,    /* u32 */
     TAG_COVER = 24,  /* string: an existing directory that the jail tool finds empty and its own */
     TAG_SEAL = 25,   /* string: everything mounted from there on becomes read-only, no devices */
     TAG_DEVICE = 26, /* string: a sealed mount that is a device node, and may be used as one */
@@ -131,6 +130,7 @@ struct wire_frame {
     const unsigned char *items;
     int fds[WIRE_MAX_FDS];
     int num_fds;
+    int lost;     /* descriptors came that this process has no room for; none of them is there */
     pid_t sender; /* where the socket passes credentials, else 0 */
 };
 
@@ -150,7 +150,7 @@ struct wire_out {
     size_t length;
 };
 
-/* Receives one frame into buffer (WIRE_MAX_FRAME bytes). 1: a frame; 0: the peer is gone;
+/* Receives one frame into buffer (WIRE_MAX_FRAME bytes). 1: a frame (see `lost`); 0: the peer is gone;
  * -1 with errno: EAGAIN, EPROTO (malformed; descriptors closed) or the system's. */
 int wire_receive(int socket, unsigned char *buffer, struct wire_frame *frame, int flags);
 void wire_close_fds(struct wire_frame *frame);

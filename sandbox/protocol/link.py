@@ -31,7 +31,7 @@ class FrameLink:
 
     Args:
         end: the connected socket; owned from now on.
-        on_frame: takes a frame and its descriptors (which it then owns); must not block.
+        on_frame: takes a frame and its descriptors (which it then owns; none where `frame.lost`); must not block.
         on_end: told why, when the peer is gone or has broken the format.
     """
 
@@ -141,14 +141,18 @@ class FrameLink:
                 self._end("closed")
                 return
             try:
-                if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                lost = bool(flags & socket.MSG_CTRUNC) and len(fds) < _MAX_FDS  # no free number: not the peer's fault
+                if flags & socket.MSG_TRUNC or (flags & socket.MSG_CTRUNC and not lost):
                     raise ProtocolError("a frame longer than any answer")
-                frame = decode(data)
+                frame = decode(data)._replace(lost=lost)
             except ProtocolError as error:
                 for fd in fds:
                     os.close(fd)
                 self._end(str(error))
                 return
+            if frame.lost:
+                while fds:
+                    os.close(fds.pop())
             self._on_frame(frame, fds)
 
     def _end(self, why: str) -> None:

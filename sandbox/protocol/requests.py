@@ -65,6 +65,9 @@ class Requests:
         answer = self._answers.get(frame.ident)
         if answer is None or answer.done():
             return False
+        if frame.lost:
+            answer.set_exception(SandboxError("no descriptors are left in this process for what the agent passed"))
+            return False
         answer.set_result((frame, fds))
         return True
 

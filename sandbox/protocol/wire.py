@@ -79,7 +79,6 @@ class Tag(IntEnum):
     TEXT = 19
     ERRNO = 20
     RESULT = 21
-    PID = 23
     COVER = 24
     SEAL = 25
     DEVICE = 26
@@ -167,6 +166,8 @@ class Frame(NamedTuple):
     kind: int
     ident: int
     items: tuple[tuple[int, bytes], ...]
+    lost: bool = False
+    """It came with descriptors that this process has no room for; none of them is there."""
 
     def value(self, tag: Tag) -> bytes | None:
         """The first item of that tag."""

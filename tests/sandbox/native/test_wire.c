@@ -3,6 +3,7 @@
 #include "check.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 
@@ -224,6 +225,35 @@ static void descriptors_come_with_their_frame_or_are_closed(void)
         }
 }
 
+static void a_frame_whose_descriptors_find_no_room_comes_without_them_and_says_so(void)
+{
+    struct wire_out out;
+    struct wire_frame frame;
+    struct rlimit before, full;
+    int pair[2];
+
+    wire_begin(&out, WIRE_RUN, 7);
+    seal_frame(&out, &frame);
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
+    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    for (int room = 0; room < 3; room++) {
+        int count = count_fds(), next = dup(0);
+        close(next);
+        send_with(pair[1], out.bytes, out.length, 3);
+        full = before, full.rlim_cur = (rlim_t)(next + room);
+        CHECK(setrlimit(RLIMIT_NOFILE, &full) == 0);
+        CHECK(wire_receive(pair[0], buffer, &frame, 0) == 1);
+        CHECK(frame.lost && frame.num_fds == 0 && frame.header.kind == WIRE_RUN && frame.header.id == 7);
+        CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+        CHECK(count_fds() == count);
+    }
+    send_with(pair[1], out.bytes, out.length, 3);
+    CHECK(wire_receive(pair[0], buffer, &frame, 0) == 1 && !frame.lost && frame.num_fds == 3);
+    wire_close_fds(&frame);
+    close(pair[0]);
+    close(pair[1]);
+}
+
 static void a_message_longer_than_a_frame_is_refused_and_the_next_one_is_read(void)
 {
     struct wire_frame frame;
@@ -268,6 +298,7 @@ int main(void)
     RUN(a_number_of_less_than_four_bytes_is_refused);
     RUN(what_does_not_fit_into_an_answer_is_left_out);
     RUN(descriptors_come_with_their_frame_or_are_closed);
+    RUN(a_frame_whose_descriptors_find_no_room_comes_without_them_and_says_so);
     RUN(a_message_longer_than_a_frame_is_refused_and_the_next_one_is_read);
     return 0;
 }

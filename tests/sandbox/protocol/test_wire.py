@@ -23,7 +23,7 @@ def test_a_frame_is_read_back_as_it_was_written() -> None:
     assert (frame.kind, frame.ident) == (Kind.START, 7)
     assert frame.items[0] == (Tag.ARGV, b"a\0b\0")
     assert frame.value(Tag.OPEN) == b"\x04\0\0\0/x\0"
-    assert frame.value(Tag.PID) is None
+    assert frame.value(Tag.TEXT) is None
 
 
 def test_a_frame_that_is_too_long_is_refused_before_it_is_sent() -> None:

@@ -1,0 +1,80 @@
+"""A full table of descriptors, in whichever process, fails one request and ends no sandbox."""
+
+from __future__ import annotations
+
+import array
+import errno
+import os
+import resource
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sandbox.build import ensure_native
+from sandbox.errors import SandboxError
+from sandbox.host import SandboxHost
+from sandbox.protocol.wire import Frame, Kind, Tag, decode, encode, text
+from sandbox.types import JailName, SandboxSpec
+
+
+@contextmanager
+def full_table(pid: int) -> Iterator[None]:
+    """That process can open nothing more meanwhile."""
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, before[1]))  # those three are taken
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def bare_warden() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, open("/dev/null") as lock:
+        fds = (theirs.fileno(), lock.fileno())
+        with subprocess.Popen([str(ensure_native()), "warden", *map(str, fds)], pass_fds=fds) as warden:
+            theirs.close()
+            assert decode(ours.recv(4096)).kind == Kind.HELLO
+            ours.settimeout(10)
+            yield warden, ours
+            ours.close()
+            assert warden.wait(timeout=10) == 0
+
+
+def ask(end: socket.socket, kind: Kind, *fds: int) -> Frame:
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    end.sendmsg([encode(kind, 7, [text(Tag.ARGV, "/nonexistent")])], rights)
+    return decode(end.recv(4096))
+
+
+def test_a_warden_without_descriptors_refuses_a_start_and_goes_on() -> None:
+    with bare_warden() as (warden, end):
+        with full_table(warden.pid):
+            answer = ask(end, Kind.START, end.fileno())
+            assert (answer.kind, answer.ident, answer.errno()) == (Kind.FAILED, 7, errno.EMFILE)
+        assert ask(end, Kind.RELEASE).kind == Kind.RELEASED
+
+
+def test_a_warden_that_cannot_take_the_engines_locks_ends() -> None:
+    with bare_warden() as (warden, end):
+        with full_table(warden.pid):
+            end.sendmsg(
+                [encode(Kind.OWN, 0)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [end.fileno()]))]
+            )
+            assert end.recv(4096) == b""
+
+
+@pytest.mark.anyio
+async def test_an_engine_without_descriptors_fails_a_read_and_keeps_the_sandbox(
+    host: SandboxHost, jail: JailName
+) -> None:
+    async with host.acquire(SandboxSpec(jail=jail)) as box:
+        await box.write_file("f", b"content")
+        with full_table(os.getpid()), pytest.raises(SandboxError, match="no descriptors are left in this process"):
+            await box.read_file("f", 100)
+        assert box.alive
+        assert await box.read_file("f", 100) == b"content"
