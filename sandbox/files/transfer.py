@@ -20,6 +20,7 @@ from sandbox.protocol.wire import Frame, Kind, Tag, number, text
 
 _READ_ON_LOOP_BYTES = 256 * 1024
 _PUT_TIMEOUT_S = 60.0
+_MAX_PATH_BYTES = 4095  # PATH_MAX without its NUL
 
 
 async def put_file(requests: Requests, path: str, data: bytes, mode: int) -> None:
@@ -90,7 +91,10 @@ def absolute(path: str) -> str:
     """A path inside; relative ones start in the workspace."""
     if "\0" in path or not path:
         raise ConfigError("path", path, "must be a non-empty string without NUL")
-    return path if path.startswith("/") else f"/workspace/{path}"
+    whole = path if path.startswith("/") else f"/workspace/{path}"
+    if (length := len(os.fsencode(whole))) > _MAX_PATH_BYTES:
+        raise ConfigError("path", f"{path[:64]}…", f"is {length} bytes long; at most {_MAX_PATH_BYTES}")
+    return whole
 
 
 def refusal(code: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import anyio
 import pytest
 
-from sandbox.errors import SandboxError
+from sandbox.errors import ConfigError, SandboxError
 from sandbox.host import SandboxHost
 from sandbox.protocol.wire import Kind, Tag, encode, number, text
 from sandbox.sandbox import Sandbox
@@ -52,3 +52,12 @@ async def test_frames_of_nonsense_end_at_most_the_sandbox_that_gets_them(host: S
                     continue
     async with host.acquire(spec) as box:
         assert await sh(box, "echo fine") == b"fine\n"
+
+
+async def test_a_path_that_no_kernel_takes_is_the_callers_mistake(box: Sandbox) -> None:
+    path = "d/" * 100_000
+    with pytest.raises(ConfigError, match=r"path .* is 200011 bytes long; at most 4095"):
+        await box.write_file(path, b"")
+    with pytest.raises(ConfigError, match="at most 4095"):
+        await box.read_file("é" * 2048, 100)
+    assert await sh(box, "echo fine") == b"fine\n"
