@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -27,7 +28,7 @@ from sandbox.cgroup.probe import open_backend
 from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
 from sandbox.config import SandboxConfig as SandboxConfig
 from sandbox.config import default_memory_bytes, default_pids
-from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError, StartError
+from sandbox.errors import CapabilityError, ConfigError, StartError
 from sandbox.estate.audit import Audit
 from sandbox.estate.stage import stage_filter, stage_native
 from sandbox.estate.state import (
@@ -44,7 +45,7 @@ from sandbox.estate.subuid import find_subordinate_ids, inner_uids, require_open
 from sandbox.estate.uids import UidClaim, claim_uids, require_unused
 from sandbox.files.pipes import survey_tree
 from sandbox.health.capabilities import cgroup_remedy, controller_remedy, uid_capability, user_namespace_remedy
-from sandbox.images.resolve import resolve_image
+from sandbox.images.resolve import IMAGES, resolve_image
 from sandbox.images.types import Image
 from sandbox.jails.plan import JailPlan
 from sandbox.jails.seccomp import build_filter
@@ -54,12 +55,12 @@ from sandbox.jails.views import why_shared
 from sandbox.protocol.forks import Owner, disown_in_children
 from sandbox.protocol.warden import Warden
 from sandbox.protocol.wire import Item, Tag, number, text
+from sandbox.release import take_back
 from sandbox.sandbox import MINIMAL_ENV, Sandbox
-from sandbox.types import IMAGE_ISOLATION, MIB, JailName, Limits, SandboxSpec
+from sandbox.types import IMAGE_ISOLATION, JailName, Limits, SandboxSpec
 
 _KEPT_TEMPLATES = 64
-_RESIDUE_BYTES = 32 * MIB
-_RELEASE_TIMEOUT_S = 20.0
+_CHORES = 4
 
 
 class SandboxHost:
@@ -82,6 +83,8 @@ class SandboxHost:
         self._next_ident = 0
         self._templates: dict[tuple[str, JailName, Limits, int], tuple[Image, list[Item]]] = {}
         self._plans: dict[JailName, JailPlan] = {}
+        self._resolved: set[tuple[str, int]] = set()  # named images and users
+        self._chores = anyio.CapacityLimiter(_CHORES)  # threads that no caller's source can use up
         self._warden_gone = False
         self._closing = False
         self._disowned = False
@@ -188,7 +191,9 @@ class SandboxHost:
                 await self._warden.open(native, lock_fd, ids)
                 return
             except CapabilityError as error:
-                self._uids = None
+                if self._claim is not None:
+                    self._claim.close()  # other engines of this user may have that block
+                self._uids = self._claim = None
                 self.shared_uid = str(error)
         await self._warden.open(native, lock_fd)
 
@@ -291,7 +296,7 @@ class SandboxHost:
         return self._next_ident - 1
 
     async def _create(self, ident: int, spec: SandboxSpec, cgroups: CgroupSet) -> Sandbox:
-        image = resolve_image(spec.image, self.state_dir, foreign=self._uids is not None, user=spec.user)
+        image = await self._resolve(spec)
         if spec.jail not in self._plans:
             await anyio.to_thread.run_sync(self._plan, spec.jail)
         try:
@@ -322,6 +327,17 @@ class SandboxHost:
             raise
         finally:
             self._sockets -= {ours, theirs}
+
+    async def _resolve(self, spec: SandboxSpec) -> Image:
+        """On the loop only where it costs a few `stat`s: a named image that was resolved before."""
+        foreign, key = self._uids is not None, (spec.image, spec.user)
+        if key in self._resolved:
+            return resolve_image(spec.image, self.state_dir, foreign=foreign, user=spec.user)
+        resolve = partial(resolve_image, spec.image, self.state_dir, foreign=foreign, user=spec.user)
+        image = await anyio.to_thread.run_sync(resolve, limiter=self._chores)
+        if spec.image in IMAGES and len(self._resolved) < _KEPT_TEMPLATES:
+            self._resolved.add(key)
+        return image
 
     def _unenforced_by(self, error: int, image: Image, spec: SandboxSpec) -> tuple[str, ...]:
         """What a sandbox goes without, whose image could not be covered for that errno (0: it is covered)."""
@@ -365,25 +381,6 @@ class SandboxHost:
         """Ends a jail; keeps its cgroups for the next one unless they may be half made (there is no `box`)."""
         if self._warden_gone:
             return  # numbers and sets are not given out any more
-        items: list[Item] = []
-        if (kill_file := cgroups.kill_file()) is not None:
-            items.append(text(Tag.KILL, kill_file))
-        remove = self._sets.make_room(limits) if box is not None else ()
-        keep = box is not None and not self._closing and self._sets.has_room()
-        if not keep:
-            remove += cgroups.remove_paths()
-        items += [text(Tag.REMOVE, path) for path in remove]
-        clean = False
-        try:
-            with anyio.move_on_after(_RELEASE_TIMEOUT_S):
-                clean = await self._warden.release(ident, items)
-            if clean and keep and box is not None:
-                box.end_freeze()
-            if clean and keep and cgroups.residue_bytes() > _RESIDUE_BYTES:
-                await anyio.to_thread.run_sync(cgroups.empty)
-        except (SandboxDiedError, FileNotFoundError):
-            return  # the warden's end; the host's own end cleans up
-        if clean:
+        pool = None if box is None or self._closing else self._sets
+        if await take_back(self._warden, ident, limits, cgroups, box, pool, self._chores):
             heapq.heappush(self._free_idents, ident)
-            if keep:
-                self._sets.put(limits, cgroups)

@@ -1,7 +1,7 @@
 """Cgroup sets that wait for their next sandbox, by limits.
 
 Owns: which sets exist and which are free. Invariant: a set is free only after its sandbox's end, and at most
-`MAX_FREE` are; decisions are synchronous, and the caller lets the warden carry them out.
+`MAX_FREE` are free or have a place promised; decisions are synchronous, and the caller lets the warden carry them out.
 """
 
 from __future__ import annotations
@@ -20,33 +20,43 @@ class SetPool:
         self._backend = backend
         self._max_free = max_free
         self._free: dict[Limits, list[CgroupSet]] = {}
-        self._num_free = 0
+        self._num_taken = 0  # places of free sets, and those promised
         self._next_index = 0
 
     def take(self, limits: Limits) -> CgroupSet:
         """A set for these limits; a new one where none is free."""
-        free = self._free.get(limits)
-        if free:
-            self._num_free -= 1
-            return free.pop()
+        if limits in self._free:
+            return self._remove(limits, -1)
         self._next_index += 1
         return self._backend.new_set(self._next_index - 1, limits)
 
-    def make_room(self, limits: Limits) -> tuple[str, ...]:
-        """Called before `put`: directories to remove because a set for other limits gives way, if the pool is full."""
-        if self._num_free < self._max_free:
-            return ()
-        for key, free in self._free.items():
-            if key != limits and free:
-                self._num_free -= 1
-                return free.pop(0).remove_paths()
-        return ()
+    def _remove(self, limits: Limits, index: int) -> CgroupSet:
+        free = self._free[limits]
+        self._num_taken -= 1
+        cgroups = free.pop(index)
+        if not free:
+            del self._free[limits]
+        return cgroups
 
-    def has_room(self) -> bool:
-        """May another set be put back?"""
-        return self._num_free < self._max_free
+    def promise(self, limits: Limits) -> tuple[str, ...] | None:
+        """A place for a set whose sandbox is ending; `put` or `forgo` must follow.
+
+        Returns the directories to remove, because a set for other limits gives way in a full pool; None where there is
+        no place.
+        """
+        gone: tuple[str, ...] = ()
+        if self._num_taken >= self._max_free:
+            other = next((key for key in self._free if key != limits), None)
+            if other is None:
+                return None
+            gone = self._remove(other, 0).remove_paths()
+        self._num_taken += 1
+        return gone
 
     def put(self, limits: Limits, cgroups: CgroupSet) -> None:
-        """Gives back a set whose sandbox has ended."""
+        """Gives back, to its promised place, a set whose sandbox has ended."""
         self._free.setdefault(limits, []).append(cgroups)
-        self._num_free += 1
+
+    def forgo(self) -> None:
+        """The promised place is not needed: the set cannot be used again."""
+        self._num_taken -= 1

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import anyio
 
-from sandbox.errors import CapabilityError, SandboxDiedError, StartError
+from sandbox.errors import CapabilityError, ProtocolError, SandboxDiedError, SandboxError, StartError
 from sandbox.estate.subuid import SubordinateIds, map_ids
 from sandbox.health.capabilities import user_namespace_remedy
 from sandbox.protocol.link import FrameLink
@@ -22,6 +22,7 @@ from sandbox.protocol.wire import VERSION, Frame, Item, Kind, Tag, encode
 
 _HELLO_TIMEOUT_S = 10.0
 _EXIT_TIMEOUT_S = 15.0
+_SEND_PAUSE_S = 0.05
 
 
 class _Answer:
@@ -154,10 +155,13 @@ class Warden:
                 answer.give(frame)
 
     def _on_link_end(self, why: str) -> None:
+        self._tell_waiters()
+        self._on_end()
+
+    def _tell_waiters(self) -> None:
         waiting, self._answers = self._answers, {}
         for answer in (*waiting.values(), self._hello):
             answer.give(None)
-        self._on_end()
 
     async def _ask(self, kind: Kind, ident: int, items: Sequence[Item], fds: Sequence[int]) -> Frame:
         if self._link is None or not self._link.open:
@@ -188,11 +192,21 @@ class Warden:
     async def release(self, ident: int, items: Sequence[Item]) -> bool:
         """Ends a jail; returns when nothing of it is left. False: something stays until the engine's end.
 
+        Where the kernel has no memory for the request it is made again, so that the caller sets the deadline.
+
         Raises:
             SandboxDiedError: the warden has ended.
         """
-        frame = await self._ask(Kind.RELEASE, ident, items, ())
-        return frame.errno() == 0
+        while True:
+            try:
+                frame = await self._ask(Kind.RELEASE, ident, items, ())
+                return frame.errno() == 0
+            except SandboxDiedError:
+                raise
+            except ProtocolError:
+                return False  # an answer that makes no sense says nothing is gone
+            except SandboxError:
+                await anyio.sleep(_SEND_PAUSE_S)
 
     def disown(self) -> list[int]:
         """See `sandbox.protocol.forks`."""
@@ -214,11 +228,12 @@ class Warden:
         """Ends the warden, which first ends everything it holds; True when all of that is gone."""
         if self._link is not None:
             self._link.close()
+            self._tell_waiters()
         if self._process is None:
             return True
         if self._process.poll() is None:
             await self._wait_for_exit(self._process.pid)
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait()
-        return self._process.returncode == 0
+            await self._wait_for_exit(self._process.pid)
+        return self._process.poll() == 0

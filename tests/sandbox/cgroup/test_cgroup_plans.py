@@ -86,10 +86,10 @@ def test_free_sets_are_bounded_and_serve_only_their_own_limits() -> None:
     other = Limits(pids=9)
     first, second, third = pool.take(LIMITS), pool.take(LIMITS), pool.take(other)
     for cgroups in (first, second):
-        assert pool.make_room(LIMITS) == ()
+        assert pool.promise(LIMITS) == ()
         pool.put(LIMITS, cgroups)
-    assert not pool.has_room()
-    assert pool.make_room(other) == first.remove_paths()
+    assert pool.promise(LIMITS) is None
+    assert pool.promise(other) == first.remove_paths()
     pool.put(other, third)
     assert pool.take(LIMITS) is second
     assert pool.take(other) is third
@@ -118,6 +118,26 @@ def test_swap_that_is_on_and_not_counted_is_a_hole_in_the_memory_limit(
             backend.open(1, 1)
             assert backend.enforced == {"memory": not on, "cpus": True, "pids": True, "disk": True}
             assert ("swapaccount" in backend.gap) is on
+
+
+def test_sets_that_come_back_together_share_out_the_free_places() -> None:
+    pool = SetPool(HybridBackend({name: f"/{name}" for name in ("memory", "pids", "cpu", "v2")}, "e"), max_free=2)
+    sets = [pool.take(LIMITS) for _ in range(3)]
+    assert [pool.promise(LIMITS) for _ in sets] == [(), (), None]
+    pool.put(LIMITS, sets[0])
+    pool.forgo()
+    assert pool.promise(LIMITS) == ()
+    pool.put(LIMITS, sets[1])
+    assert pool.promise(LIMITS) is None
+
+
+def test_limits_that_nobody_uses_any_more_leave_nothing_in_the_pool() -> None:
+    pool = SetPool(HybridBackend({name: f"/{name}" for name in ("memory", "pids", "cpu", "v2")}, "e"), max_free=4)
+    for pids in range(2, 50):
+        cgroups = pool.take(Limits(pids=pids))
+        assert pool.promise(Limits(pids=pids)) is not None
+        pool.put(Limits(pids=pids), cgroups)
+    assert len(pool._free) == 4
 
 
 def make_tree(directory: Path, controllers: str) -> Path:

@@ -59,15 +59,6 @@ def test_a_warden_without_descriptors_refuses_a_start_and_goes_on() -> None:
         assert ask(end, Kind.RELEASE).kind == Kind.RELEASED
 
 
-def test_a_warden_that_cannot_take_the_engines_locks_ends() -> None:
-    with bare_warden() as (warden, end):
-        with full_table(warden.pid):
-            end.sendmsg(
-                [encode(Kind.OWN, 0)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [end.fileno()]))]
-            )
-            assert end.recv(4096) == b""
-
-
 @pytest.mark.anyio
 async def test_an_engine_without_descriptors_fails_a_read_and_keeps_the_sandbox(
     host: SandboxHost, jail: JailName
