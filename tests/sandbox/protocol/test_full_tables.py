@@ -38,10 +38,12 @@ def bare_warden() -> Iterator[tuple[subprocess.Popen[bytes], socket.socket]]:
         fds = (theirs.fileno(), lock.fileno())
         with subprocess.Popen([str(ensure_native()), "warden", *map(str, fds)], pass_fds=fds) as warden:
             theirs.close()
-            assert decode(ours.recv(4096)).kind == Kind.HELLO
-            ours.settimeout(10)
-            yield warden, ours
-            ours.close()
+            try:
+                ours.settimeout(10)
+                assert decode(ours.recv(4096)).kind == Kind.HELLO
+                yield warden, ours
+            finally:
+                ours.close()  # its end
             assert warden.wait(timeout=10) == 0
 
 
