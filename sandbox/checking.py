@@ -50,12 +50,13 @@ def check_text(field: str, value: str) -> None:
     """Refuses a text that the kernel cannot be given.
 
     Raises:
-        ConfigError: it has a NUL, or a lone surrogate (half of a character, as models may write it).
+        ConfigError: it has a NUL, or half of a character, as models may write it. (Bytes that are no text may stand in
+            it as Python's `surrogateescape` has them.)
     """
     if "\0" in value:
         raise ConfigError(field, value, "must not contain NUL")
     try:
-        value.encode()
+        value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
         raise ConfigError(field, value, "must be valid Unicode, without lone surrogates") from None
 

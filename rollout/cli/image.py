@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Build or list; progress goes to stderr."""
     from sandbox.estate.state import default_state_dir
 
-    state_dir: Path = arguments.state_dir or default_state_dir()
+    state_dir = Path(arguments.state_dir or default_state_dir()).absolute()
     return _build(state_dir, arguments) if arguments.action == "build" else _list(state_dir, arguments)
 
 

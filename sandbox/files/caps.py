@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sandbox.errors import ConfigError
+from sandbox.checking import check_count
 from sandbox.types import Limits
+
+MAX_BYTES = 1 << 50
+"""Above every file and tree that may be asked for."""
 
 
 class FullCaps(NamedTuple):
@@ -28,11 +31,11 @@ class Caps(NamedTuple):
         """Both numbers.
 
         Raises:
-            ConfigError: one is negative.
+            ConfigError: one is no whole number, or negative.
         """
         for field, value in self._asdict().items():
-            if value is not None and value < 0:
-                raise ConfigError(field, value, "must not be negative")
+            if value is not None:
+                check_count(field, value, 0, MAX_BYTES)
         return FullCaps(
             limits.disk_bytes if self.max_bytes is None else self.max_bytes,
             limits.inodes if self.max_entries is None else self.max_entries,

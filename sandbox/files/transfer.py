@@ -13,8 +13,10 @@ from collections.abc import Sequence
 
 import anyio
 
+from sandbox.checking import check_count, check_text
 from sandbox.commands.streams import Feed
 from sandbox.errors import ConfigError, SandboxError, TransferError
+from sandbox.files.caps import MAX_BYTES
 from sandbox.protocol.requests import Requests
 from sandbox.protocol.wire import Frame, Kind, Tag, number, text
 
@@ -26,11 +28,14 @@ _MAX_PATH_BYTES = 4095  # PATH_MAX without its NUL
 async def put_file(requests: Requests, path: str, data: bytes, mode: int) -> None:
     """Writes a file inside; see `Sandbox.write_file`."""
     where = absolute(path)
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise ConfigError("data", type(data).__name__, "must be bytes; encode text first")
+    check_count("mode", mode, 0, 0o7777)
     child, ours = open_pipe(writing=True)
     feed = Feed(ours, data)
     try:
         with anyio.fail_after(_PUT_TIMEOUT_S):
-            items = [text(Tag.PATH, where), number(Tag.MODE, mode & 0o7777)]
+            items = [text(Tag.PATH, where), number(Tag.MODE, mode)]
             async with requests.helper(Kind.PUT, items, [child], [feed]) as end:
                 frame = await end
     except TimeoutError:
@@ -42,6 +47,7 @@ async def put_file(requests: Requests, path: str, data: bytes, mode: int) -> Non
 
 async def get_file(requests: Requests, path: str, max_bytes: int) -> bytes:
     """Reads a file inside; see `Sandbox.read_file`."""
+    check_count("max_bytes", max_bytes, 0, MAX_BYTES)
     frame, fds = await requests.ask(Kind.GET, [text(Tag.PATH, absolute(path))])
     try:
         return await read_passed(path, frame, fds, max_bytes)
@@ -89,8 +95,9 @@ def open_pipe(*, writing: bool) -> tuple[int, int]:
 
 def absolute(path: str) -> str:
     """A path inside; relative ones start in the workspace."""
-    if "\0" in path or not path:
-        raise ConfigError("path", path, "must be a non-empty string without NUL")
+    if not isinstance(path, str) or not path:
+        raise ConfigError("path", path, "must be a non-empty string")
+    check_text("path", path)
     whole = path if path.startswith("/") else f"/workspace/{path}"
     if (length := len(os.fsencode(whole))) > _MAX_PATH_BYTES:
         raise ConfigError("path", f"{path[:64]}…", f"is {length} bytes long; at most {_MAX_PATH_BYTES}")

@@ -60,3 +60,7 @@ def test_whole_numbers_pass_for_seconds_and_lists_for_tuples() -> None:
     values: dict[str, Any] = {"argv": ["true"], "timeout_s": 5, "cpu_s": 1}
     assert list(Command(**values).argv) == ["true"]
     assert SandboxSpec(limits=Limits(cpus=2)).limits.cpus == 2
+
+
+def test_bytes_that_are_no_text_pass_as_python_writes_them() -> None:
+    assert Command(argv=("printf", "\udcff")).argv[1] == "\udcff"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
@@ -61,3 +63,31 @@ async def test_a_path_that_no_kernel_takes_is_the_callers_mistake(box: Sandbox) 
     with pytest.raises(ConfigError, match="at most 4095"):
         await box.read_file("é" * 2048, 100)
     assert await sh(box, "echo fine") == b"fine\n"
+
+
+@pytest.mark.parametrize(
+    ("call", "field"),
+    [
+        (lambda box: box.write_file("a", "text"), "data"),
+        (lambda box: box.write_file("a", None), "data"),
+        (lambda box: box.write_file("a", b"", "644"), "mode"),
+        (lambda box: box.write_file("a", b"", 0o10000), "mode"),
+        (lambda box: box.write_file(None, b""), "path"),
+        (lambda box: box.write_file("a\ud800", b""), "path"),
+        (lambda box: box.read_file("a\0", 5), "path"),
+        (lambda box: box.read_file("a", 1.5), "max_bytes"),
+        (lambda box: box.download_tar(max_bytes=1.5), "max_bytes"),
+        (lambda box: box.download_tar(max_bytes=1 << 70), "max_bytes"),
+        (lambda box: box.download_tar(max_bytes=5, max_entries=1.5), "max_entries"),
+        (lambda box: box.upload_tar(b"", max_entries=-1), "max_entries"),
+    ],
+)
+async def test_a_wrong_argument_is_refused_by_its_name_and_costs_no_descriptor(
+    host: SandboxHost, call: Callable[[Any], Awaitable[Any]], field: str
+) -> None:
+    async with host.acquire(SandboxSpec()) as box:
+        before = len(os.listdir("/proc/self/fd"))
+        with pytest.raises(ConfigError) as refused:
+            await call(box)
+        assert refused.value.field == field
+        assert len(os.listdir("/proc/self/fd")) == before
