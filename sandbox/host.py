@@ -26,6 +26,8 @@ from sandbox.cgroup.absent import AbsentBackend
 from sandbox.cgroup.pool import SetPool
 from sandbox.cgroup.probe import open_backend
 from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
+from sandbox.commands.kept import KeptStreams, Pace
+from sandbox.commands.launch import MINIMAL_ENV
 from sandbox.config import SandboxConfig as SandboxConfig
 from sandbox.config import default_memory_bytes, default_pids
 from sandbox.errors import CapabilityError, ConfigError, StartError
@@ -56,7 +58,7 @@ from sandbox.protocol.forks import Owner, disown_in_children
 from sandbox.protocol.warden import Warden
 from sandbox.protocol.wire import Item, Tag, number, text
 from sandbox.release import take_back
-from sandbox.sandbox import MINIMAL_ENV, Sandbox
+from sandbox.sandbox import Sandbox
 from sandbox.types import IMAGE_ISOLATION, JailName, Limits, SandboxSpec
 
 _KEPT_TEMPLATES = 64
@@ -85,6 +87,7 @@ class SandboxHost:
         self._plans: dict[JailName, JailPlan] = {}
         self._resolved: set[tuple[str, int]] = set()  # named images and users
         self._chores = anyio.CapacityLimiter(_CHORES)  # threads that no caller's source can use up
+        self._pace = Pace()
         self._warden_gone = False
         self._closing = False
         self._disowned = False
@@ -310,7 +313,8 @@ class SandboxHost:
                 with anyio.fail_after(self.config.start_timeout_s):
                     shared = await self._warden.start(ident, items, [theirs.fileno()])
             env = {**MINIMAL_ENV, "PATH": image.path, **image.env, **spec.env}
-            return Sandbox(ours, spec, env, cgroups, self._unenforced_by(shared, image, spec))
+            kept = KeptStreams(self._pace)
+            return Sandbox(ours, spec, env, cgroups, self._unenforced_by(shared, image, spec), kept)
         except TimeoutError:
             ours.close()
             raise StartError(f"the jail was not ready after {self.config.start_timeout_s} s") from None

@@ -33,12 +33,6 @@ from sandbox.protocol.requests import Requests
 from sandbox.protocol.wire import Frame, Kind, Tag, encode, number
 from sandbox.types import Command, Outcome, Reason, SandboxSpec, SandboxUsage, Skipped, TarDownload, TarReport
 
-MINIMAL_ENV = {
-    "HOME": "/workspace",
-    "LANG": "C.UTF-8",
-    "PYTHONDONTWRITEBYTECODE": "1",
-    "PYTHONHASHSEED": "0",
-}
 _CLEAN_UP_S = 15.0
 
 
@@ -49,7 +43,13 @@ class Sandbox:
     """
 
     def __init__(
-        self, end: socket.socket, spec: SandboxSpec, env: dict[str, str], cgroups: CgroupSet, unenforced: Sequence[str]
+        self,
+        end: socket.socket,
+        spec: SandboxSpec,
+        env: dict[str, str],
+        cgroups: CgroupSet,
+        unenforced: Sequence[str],
+        kept: KeptStreams,
     ) -> None:
         self.spec = spec
         self.unenforced = tuple(unenforced)
@@ -59,7 +59,7 @@ class Sandbox:
         self._freezer = Freezer(cgroups.freezer())
         self._running: dict[int, Process] = {}
         self._unreported: dict[int, str] = {}  # leaves of what was killed while all stood still
-        self._kept = KeptStreams()
+        self._kept = kept
         self._next_ident = 0
         self.num_commands = 0
         """Started so far."""

@@ -2,7 +2,8 @@
 
 Owns: the engine's ends of those pipes. Invariant: what comes is read and thrown away, more and more seldom while there
 is always as much as a read takes: hundreds of children that only write (64 KiB every second each) cost the loop next to
-nothing, one that rests now and then gets 1.3 MB/s, and a silent stream costs nothing at all. At most `MAX_KEPT` are
+nothing, one that rests now and then gets 1.3 MB/s, a silent stream costs nothing at all, and all streams of an engine
+together are read `READS_PER_S` times a second at most. At most `MAX_KEPT` are
 open, and the oldest is closed when one more comes.
 """
 
@@ -15,14 +16,32 @@ from collections.abc import Iterable
 from sandbox.commands.streams import READ_BYTES
 
 MAX_KEPT = 32
+READS_PER_S = 500
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
+
+
+class Pace:
+    """How often the kept streams of all sandboxes of one engine are read together: `READS_PER_S` at most.
+
+    However many there are, what background processes write takes a fixed part of the loop.
+    """
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def pause_s(self, now_s: float, least_s: float) -> float:
+        """How long the stream that was read now is to wait; the turn is then its own."""
+        at_s = max(now_s + least_s, self._next_s)
+        self._next_s = max(self._next_s, now_s) + 1 / READS_PER_S
+        return at_s - now_s
 
 
 class KeptStreams:
     """Reads and discards, so that a server in the background never waits for room in its log's pipe."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
         self._loop = asyncio.get_running_loop()
         self._pauses: dict[int, asyncio.TimerHandle | None] = {}  # in the order of coming; None: waits for data
         self._pause_s: dict[int, float] = {}  # after the next read
@@ -45,7 +64,7 @@ class KeptStreams:
             return
         self._loop.remove_reader(fd)
         pause_s = self._pause_s[fd]
-        self._pauses[fd] = self._loop.call_later(pause_s, self._go_on, fd)
+        self._pauses[fd] = self._loop.call_later(self._pace.pause_s(self._loop.time(), pause_s), self._go_on, fd)
         full = len(data) == READ_BYTES
         self._pause_s[fd] = min(pause_s * 2, _LONGEST_PAUSE_S) if full else _FIRST_PAUSE_S
 

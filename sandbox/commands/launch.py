@@ -16,6 +16,14 @@ from sandbox.protocol.link import FrameLink
 from sandbox.protocol.wire import MAX_FDS, MAX_STRINGS, Item, Kind, Tag, encode, number, text
 from sandbox.types import Command
 
+MINIMAL_ENV = {
+    "HOME": "/workspace",
+    "LANG": "C.UTF-8",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "PYTHONHASHSEED": "0",
+}
+"""Of every command, under what image and spec add."""
+
 
 def check_modes(command: Command, num_fds: int, stdin: str, output: str) -> None:
     """Raises ConfigError for modes that there are not, or that ask for a stream which is passed or given already."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 import anyio
 import pytest
 
-from sandbox.commands.kept import MAX_KEPT, KeptStreams
+from sandbox.commands.kept import MAX_KEPT, READS_PER_S, KeptStreams, Pace
 from sandbox.commands.streams import READ_BYTES
 from sandbox.host import SandboxHost
 from sandbox.sandbox import Sandbox
@@ -46,7 +46,7 @@ async def test_endless_output_in_the_background_costs_the_loop_next_to_nothing(b
 
 async def test_what_always_comes_is_read_more_and_more_seldom_until_it_rests() -> None:
     reading, writing = os.pipe2(os.O_NONBLOCK)
-    kept = KeptStreams()
+    kept = KeptStreams(Pace())
     kept.add([reading])
     num_filled = 0
     until_s = time.monotonic() + 0.6
@@ -69,7 +69,7 @@ async def test_what_always_comes_is_read_more_and_more_seldom_until_it_rests() -
 
 
 async def test_streams_are_bounded_in_number_and_closed_at_the_end() -> None:
-    kept = KeptStreams()
+    kept = KeptStreams(Pace())
     pipes = [os.pipe2(os.O_NONBLOCK) for _ in range(MAX_KEPT + 5)]
     kept.add([reading for reading, _ in pipes])
     for _, writing in pipes[:5]:
@@ -89,3 +89,11 @@ async def test_streams_are_bounded_in_number_and_closed_at_the_end() -> None:
         with pytest.raises(BrokenPipeError):
             os.write(writing, b"x")
         os.close(writing)
+
+
+def test_however_many_streams_there_are_they_are_read_at_one_pace() -> None:
+    pace = Pace()
+    pauses_s = [pace.pause_s(100.0, 0.05) for _ in range(4096)]
+    assert pauses_s[0] == pytest.approx(0.05)
+    assert pauses_s[-1] == pytest.approx(4095 / READS_PER_S)
+    assert pace.pause_s(1000.0, 0.05) == pytest.approx(0.05)
