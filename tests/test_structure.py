@@ -45,3 +45,12 @@ def test_the_base_install_needs_nothing_heavy() -> None:
     )
     result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+def test_no_two_test_files_outside_packages_share_a_name() -> None:
+    """Such files are modules at the top level to pytest, and the second one of a name cannot be collected."""
+    seen: dict[str, Path] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if (path.parent / "__init__.py").exists():
+            continue
+        assert seen.setdefault(path.name, path) == path
