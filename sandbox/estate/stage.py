@@ -21,15 +21,19 @@ from sandbox.errors import CapabilityError, ConfigError
 _SYSTEM_PATH = ":/usr/bin:/usr/local/bin:/bin"
 
 
+def closed_part(directory: Path) -> Path | None:
+    """The nearest directory, from `directory` up, that only its owner may pass; None when any uid may."""
+    return next((folder for folder in (directory, *directory.parents) if not folder.stat().st_mode & 0o001), None)
+
+
 def require_reachable(directory: Path) -> None:
     """Checks that any uid can pass through to `directory`.
 
     Raises:
         ConfigError: names the first directory on the way that only its owner may enter.
     """
-    for folder in (directory, *directory.parents):
-        if not folder.stat().st_mode & 0o001:
-            raise ConfigError("state_dir", str(directory), f"{folder} is closed to other users; chmod o+x, or move it")
+    if folder := closed_part(directory):
+        raise ConfigError("state_dir", str(directory), f"{folder} is closed to other users; chmod o+x, or move it")
 
 
 @contextmanager

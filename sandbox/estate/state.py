@@ -19,6 +19,7 @@ import msgspec
 
 from sandbox.cgroup import files
 from sandbox.errors import CapabilityError, ConfigError
+from sandbox.estate.locks import HeldLock
 from sandbox.estate.stage import require_reachable, writing_below
 
 UIDS_PER_ENGINE = 16_384
@@ -175,13 +176,13 @@ def lock_is_held(state_dir: Path, slot: Path) -> bool:
     return False
 
 
-class Slot:
+class Slot(HeldLock):
     """One engine's place: a directory, a lock, a number that gives its uids. Close it when all is gone."""
 
     def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
         self.number = int(path.name)
-        self.lock_fd = lock_fd
+        super().__init__(lock_fd)
 
     def record(self, cgroups: tuple[str, ...]) -> None:
         """Writes down, by rename, what would be left after a crash; ConfigError when it cannot be written."""
@@ -201,16 +202,6 @@ class Slot:
     def forget(self) -> None:
         """Removes the record: nothing of this engine is left."""
         self.record_path.unlink(missing_ok=True)
-
-    def disown(self) -> list[int]:
-        """See `sandbox.protocol.forks`."""
-        return [] if self.lock_fd < 0 else [self.lock_fd]
-
-    def close(self) -> None:
-        """Lets go of the lock; the directory stays, with its lock file, for the next engine. Idempotent."""
-        if self.lock_fd >= 0:
-            os.close(self.lock_fd)
-            self.lock_fd = -1
 
 
 def claim_slot(state_dir: Path, num_slots: int) -> Slot:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from sandbox.errors import CapabilityError
+from sandbox.estate.stage import closed_part
 
 _TIMEOUT_S = 10.0
 _TOOLS = ("newuidmap", "newgidmap")
@@ -105,11 +106,9 @@ def require_open(directory: Path) -> None:
     Raises:
         CapabilityError: names the first directory on the way that is closed.
     """
-    for folder in (directory, *directory.parents):
-        if not folder.stat().st_mode & 0o001:
-            raise CapabilityError(
-                f"{folder} is closed to other uids", f"chmod o+x {folder}, or choose another with --state-dir"
-            )
+    if folder := closed_part(directory):
+        remedy = f"chmod o+x {folder}, or choose another with --state-dir"
+        raise CapabilityError(f"{folder} is closed to other uids", remedy)
 
 
 def map_ids(pid: int, ids: SubordinateIds) -> None:

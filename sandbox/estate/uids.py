@@ -20,30 +20,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from sandbox.errors import CapabilityError, ConfigError
+from sandbox.estate.locks import HeldLock
 
 _FLOCK = struct.Struct("hhqqi4x")
 _ROUND = 65_536
 _ID_FILES = ("/etc/subuid", "/etc/subgid")
 
 
-class UidClaim:
+class UidClaim(HeldLock):
     """A claimed block. The lock lasts until every copy of `lock_fd` is closed."""
 
     def __init__(self, block: int, uids: range, lock_fd: int) -> None:
         self.block = block
         """Its number, counted from the first uid that may be claimed."""
         self.uids = uids
-        self.lock_fd = lock_fd
-
-    def disown(self) -> list[int]:
-        """See `sandbox.protocol.forks`."""
-        return [] if self.lock_fd < 0 else [self.lock_fd]
-
-    def close(self) -> None:
-        """Lets go of this copy of the lock; idempotent."""
-        if self.lock_fd >= 0:
-            os.close(self.lock_fd)
-            self.lock_fd = -1
+        super().__init__(lock_fd)
 
 
 def claims_dir() -> Path:
