@@ -58,13 +58,24 @@ static int clean_up(struct jail *jail)
     return error;
 }
 
+/* A dead agent shows on its pidfd before it is reaped, and until then its number is still taken. */
+static void reap_agent(uint32_t id)
+{
+    pid_t agent = warden.jails[id]->agent;
+
+    if (agent && warden.owners[agent] == id + 1 && waitpid(agent, NULL, WNOHANG) == agent)
+        warden.owners[agent] = 0;
+}
+
 void finish(uint32_t id)
 {
     struct jail *jail = warden.jails[id];
     int late = now_ms() - jail->closing_since_ms > GIVE_UP_MS, error = ETIMEDOUT;
 
-    if (jail->monitor == 0 && jail->mounter == 0 && jail->pidfd < 0 && jail->sync < 0)
+    if (jail->monitor == 0 && jail->mounter == 0 && jail->pidfd < 0 && jail->sync < 0) {
+        reap_agent(id);
         error = clean_up(jail);
+    }
     if (error && !late)
         return;
     tell(WIRE_RELEASED, id, (uint32_t)error, NULL);

@@ -26,7 +26,6 @@
 
 enum source { FROM_ENGINE, FROM_ENGINE_END, FROM_SIGNAL, FROM_SYNC, FROM_PIDFD };
 struct warden warden;
-static uint32_t owners[1 << 22]; /* pid -> id + 1, for our own children */
 static unsigned char buffer[WIRE_MAX_FRAME];
 
 int64_t now_ms(void)
@@ -124,7 +123,7 @@ static void on_start(struct wire_frame *frame)
         return;
     }
     jail->monitor = jail->group = pid;
-    owners[pid] = id + 1;
+    warden.owners[pid] = id + 1;
     watch(jail->sync, FROM_SYNC, id);
 }
 
@@ -161,6 +160,7 @@ static void on_ready(uint32_t id, pid_t agent)
     }
     jail->pidfd = pidfd;
     jail->agent = agent;
+    warden.owners[agent] = id + 1;
     watch(pidfd, FROM_PIDFD, id);
     jail->state = MOUNTING;
     if (jail->monitor)
@@ -175,7 +175,7 @@ static void on_ready(uint32_t id, pid_t agent)
         start_failed(id, "forking to mount", errno);
         return;
     }
-    owners[jail->mounter] = id + 1;
+    warden.owners[jail->mounter] = id + 1;
 }
 
 /* Lets the agent serve once its mounts are there and its life is bound to ours. */
@@ -263,10 +263,10 @@ static void reap(void)
     pid_t pid;
 
     while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
-        uint32_t owner = owners[pid];
-        owners[pid] = 0;
+        uint32_t owner = warden.owners[pid];
+        warden.owners[pid] = 0;
         if (owner == 0 || warden.jails[owner - 1] == NULL)
-            continue; /* an agent, or a process whose jail is already forgotten */
+            continue; /* a process whose jail is already forgotten */
         struct jail *jail = warden.jails[owner - 1];
         if (jail->mounter == pid) {
             on_mounted(owner - 1, status);

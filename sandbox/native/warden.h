@@ -28,6 +28,7 @@ struct jail {
 struct warden {
     struct jail *jails[MAX_JAILS];
     uint32_t top; /* above every number in use */
+    uint32_t owners[1 << 22]; /* pid -> id + 1, for our own children until they are reaped */
     int engine, epoll, num_closing;
     int engine_end; /* a pidfd */
     struct wire_frame estate; /* what the engine named as its own */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import tarfile
 import threading
 from pathlib import Path
@@ -13,12 +14,14 @@ import anyio
 import pytest
 
 from sandbox import host as host_module
+from sandbox.cgroup.probe import BackendName
 from sandbox.errors import CapabilityError, ConfigError
 from sandbox.estate.state import claim_slot
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.images.resolve import resolve_image
 from sandbox.protocol.wire import Kind, Tag, encode, number
 from sandbox.types import JailName, SandboxSpec
+from tests.sandbox.children import children_of
 
 pytestmark = pytest.mark.anyio
 
@@ -101,3 +104,19 @@ async def test_killing_a_command_that_has_ended_leaves_transfers_alone(state_dir
                 await box.usage()  # answered when that is done
                 with os.fdopen(writing, "wb") as pipe:
                     pipe.write(buffer.getvalue())
+
+
+@pytest.mark.parametrize("backend", ["auto", "none"])
+async def test_a_closed_sandbox_leaves_no_process_not_even_a_dead_one(
+    state_dir: Path, jail: JailName, backend: BackendName
+) -> None:
+    """Also when it had died before: the kernel says that an agent is dead before its number is free."""
+    async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir), cgroup_backend=backend)) as host:
+        warden = host._warden.pid
+        for index in range(30):
+            async with host.acquire(SandboxSpec(jail=jail)) as box:
+                if index % 2:
+                    (agent,) = children_of(warden)
+                    os.kill(int(agent), signal.SIGKILL)
+            assert children_of(warden) == []
+            assert box.alive is False

@@ -17,15 +17,11 @@ from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.protocol.wire import Item, Kind, Tag, caps_item, encode, number, rlimit, text
 from sandbox.sandbox import Sandbox
 from sandbox.types import MIB, Command, JailName, Limits, SandboxSpec
+from tests.sandbox.children import children_of
 from tests.sandbox.files.test_hostile_records import stream_of
 from tests.sandbox.protocol.fuzzing import scaled, seed
 from tests.sandbox.protocol.mutation import mutated
 from tests.sandbox.sanitizers import Sanitized, named_native
-
-
-def children_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(3600 if scaled(1) > 1 else 120)]
 REPOSITORY = Path(__file__).resolve().parents[3]
