@@ -4,6 +4,9 @@
     ├── ConfigError        a value that the caller gave is wrong; nothing has been started
     ├── CapabilityError    this host cannot isolate (or enforce what a spec insists on)
     ├── StartError         a jail did not come up
+    │   └── ExhaustedError the host has no descriptors, disk, memory or processes left
+    ├── PoolFullError      too many wait for a sandbox already
+    ├── AcquireTimeoutError no sandbox was free before the deadline
     ├── SandboxDiedError   a sandbox, or the warden that holds it, ended under a caller
     ├── SandboxFrozenError a sandbox was asked for something while it stands still
     ├── TransferError      a file could not be moved in or out (not a regular file, over its cap, …)
@@ -51,6 +54,55 @@ class CapabilityError(SandboxError):
 
 class StartError(SandboxError):
     """A jail could not be built; the message carries the jail tool's own words."""
+
+
+class ExhaustedError(StartError):
+    """The host has run out of something.
+
+    Args:
+        doing: what could not be done.
+        resource: what it has run out of: `descriptors`, `disk`, `memory` or `processes`.
+        remedy: how to have more of it.
+    """
+
+    def __init__(self, doing: str, resource: str, remedy: str) -> None:
+        super().__init__(f"{doing}: the host has no {resource} left; {remedy}")
+        self.resource = resource
+        self.remedy = remedy
+
+
+class PoolFullError(SandboxError):
+    """As many acquires wait as the pool lets wait.
+
+    Args:
+        field: the setting that says how many (`pool.max_waiting`).
+        value: how many that are.
+        remedy: what to do.
+    """
+
+    def __init__(self, field: str, value: int, remedy: str) -> None:
+        super().__init__(f"{field} = {value}: {remedy}")
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+
+
+class AcquireTimeoutError(SandboxError):
+    """A sandbox was not there before the caller's deadline.
+
+    Args:
+        waited_s: how long was waited.
+        why: what was waited for.
+        remedy: what to do.
+    """
+
+    field = "deadline_s"
+
+    def __init__(self, waited_s: float, why: str, remedy: str) -> None:
+        super().__init__(f"no sandbox before {self.field}, after {waited_s:.3f} s ({why}): {remedy}")
+        self.waited_s = waited_s
+        self.why = why
+        self.remedy = remedy
 
 
 class SandboxDiedError(SandboxError):

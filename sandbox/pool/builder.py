@@ -1,0 +1,75 @@
+"""What the pool needs of whoever builds jails: the protocols, beside their consumer.
+
+`sandbox.host.SandboxHost` and `sandbox.jail.Jail` satisfy them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from sandbox.config import SandboxConfig
+from sandbox.sandbox import Sandbox
+from sandbox.types import JailName, SandboxSpec
+
+
+class Key(NamedTuple):
+    """What makes two idle jails interchangeable."""
+
+    image: str
+    jail: JailName
+    user: int
+
+    @classmethod
+    def of(cls, spec: SandboxSpec) -> Key:
+        """That of the jails that can serve this spec."""
+        return cls(spec.image, spec.jail, spec.user)
+
+
+class Jail(Protocol):
+    """A jail, leased or idle."""
+
+    on_death: Callable[[], None] | None
+    """Called once, on the loop, when its first process ends unasked."""
+
+    @property
+    def ready(self) -> bool:
+        """It lives, is not leased, and is proven clean."""
+        ...
+
+
+class Builder(Protocol):
+    """Builds, leases, cleans and ends jails."""
+
+    @property
+    def config(self) -> SandboxConfig:
+        """Its own bounds, within which the pool keeps."""
+        ...
+
+    async def build(self, image: str, jail: JailName, user: int) -> Jail:
+        """A new jail. Cancelled: nothing is left.
+
+        Raises:
+            ConfigError, CapabilityError: no jail of this kind can ever be built here.
+            StartError, SandboxDiedError: this one did not come up; another may.
+        """
+        ...
+
+    async def lease(self, jail: Jail, spec: SandboxSpec, *, waited_s: float) -> Sandbox:
+        """Hands the jail out with the limits, environment and workspace of this spec.
+
+        After an exception or cancellation the jail may be leased again where it is `ready`, else it must be destroyed.
+
+        Raises:
+            ConfigError, CapabilityError: the spec can never be served.
+            StartError, SandboxDiedError: this jail cannot serve it; another may.
+        """
+        ...
+
+    async def reset(self, sandbox: Sandbox) -> bool:
+        """Ends a lease. True: its jail is `ready`. False, or cancelled: it must be destroyed."""
+        ...
+
+    async def destroy(self, jail: Jail) -> bool:
+        """Ends a jail and everything in it. False: something of it cannot be killed, and its number is not reused."""
+        ...
