@@ -24,7 +24,7 @@ BENCHMARKS = {
     "lane": "trajectories from the engine to the learner through shared memory, beside pickling and a plain copy",
     "verify": "verdicts per second, beside an unsandboxed interpreter per verdict",
 }
-"""Each is a module `bench.NAME_bench` with `async def run(quick) -> Findings`."""
+"""Each is a module `bench.NAME.benchmark` with `async def run(quick) -> Findings`."""
 
 _NOT_MEASURED = (
     CannotMeasure,
@@ -61,7 +61,7 @@ def run_benchmark(name: str, *, quick: bool) -> Report:
     if name not in BENCHMARKS:
         known = "; ".join(f"{known} ({what})" for known, what in BENCHMARKS.items())
         raise CannotMeasure(f"no benchmark is called {name!r}; there are: {known}")
-    module: Benchmark = importlib.import_module(f"bench.{name}_bench")
+    module: Benchmark = importlib.import_module(f"bench.{name}.benchmark")
     machine, started_at, began = this_machine(), datetime.now(UTC), time.monotonic()
     try:
         findings = anyio.run(module.run, quick, backend_options={"use_uvloop": True})

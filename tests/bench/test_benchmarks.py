@@ -10,12 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench import engine_process, lane_bench, peers, resident, sandbox_bench, verify_bench
 from bench.lag import LagProbe
-from bench.lane_data import arrays_of, group_frame, make_columns, make_groups, packed_frame
+from bench.lane import benchmark as lane_bench
+from bench.lane.data import arrays_of, group_frame, make_columns, make_groups, packed_frame
+from bench.peers import programs
 from bench.records import CannotMeasure, Claim
 from bench.runner import Findings
-from bench.verify_tasks import Item, code_items, demo_items
+from bench.sandbox import benchmark as sandbox_bench
+from bench.sandbox import engine_process, resident
+from bench.verify import benchmark as verify_bench
+from bench.verify.items import Item, code_items, demo_items
 from rollout.lane.batch import open_frame, write_frame
 from sandbox.errors import CapabilityError
 from sandbox.estate.stage import stage_tool
@@ -102,13 +106,13 @@ async def test_a_blocked_loop_is_seen_as_a_stall() -> None:
 
 async def test_a_program_that_fails_cannot_be_measured() -> None:
     with pytest.raises(CannotMeasure, match="/usr/bin/false ended with status 1"):
-        await peers.run_bare(["/usr/bin/false"])
+        await programs.run_bare(["/usr/bin/false"])
     with pytest.raises(CannotMeasure, match="/usr/bin/false ended with status 1"):
-        peers.run_blocking(["/usr/bin/false"])
+        programs.run_blocking(["/usr/bin/false"])
 
 
 async def test_the_raw_clone_helper_does_at_least_one_operation_per_place() -> None:
-    async with peers.open_raw_clone() as clone:
+    async with programs.open_raw_clone() as clone:
         assert len((await clone.batch(3, 0.0)).samples_s) == 3
 
 

@@ -56,7 +56,7 @@ def invented(monkeypatch: pytest.MonkeyPatch) -> _Invented:
     """`bench invented` is a benchmark with given findings."""
     benchmark = _Invented(_findings())
     monkeypatch.setitem(runner.BENCHMARKS, "invented", "made up")
-    monkeypatch.setitem(sys.modules, "bench.invented_bench", benchmark)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "bench.invented.benchmark", benchmark)  # type: ignore[arg-type]
     return benchmark
 
 

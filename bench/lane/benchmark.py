@@ -13,8 +13,8 @@ from contextlib import AsyncExitStack
 import msgspec
 import numpy as np
 
-from bench.lane_data import Columns, arrays_of, group_frame, make_columns, make_groups, packed_frame, split
-from bench.lane_peers import BurstPeer, QueuePath, lane_burst, open_lane, open_queue
+from bench.lane.data import Columns, arrays_of, group_frame, make_columns, make_groups, packed_frame, split
+from bench.lane.paths import BurstPeer, QueuePath, lane_burst, open_lane, open_queue
 from bench.records import Measure, claim
 from bench.rounds import Batch, Peer, Series, interleave, percentile
 from bench.runner import Findings

@@ -19,7 +19,7 @@ import msgspec
 from bench.records import CannotMeasure
 from bench.rounds import Async, Operation, Peer, interleave
 from bench.runner import Findings
-from bench.verify_tasks import Item, Turns, code_items, demo_items
+from bench.verify.items import Item, Turns, code_items, demo_items
 from rollout.types import Reward
 from rollout.verify.config import VerifierConfig
 from rollout.verify.verifier import Verifier

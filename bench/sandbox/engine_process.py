@@ -1,8 +1,9 @@
 """A process with a sandbox host, an event loop and as much resident memory as an engine may have.
 
-Run as `python -m bench.engine_process BALLAST_BYTES [STATE_DIR]`; says `ready`, then answers each line of stdin, `KIND
-SECONDS`, with one line of JSON (`Answer`). Invariant: the ballast is resident, in small pages, from before `ready` to
-the end: the worst case for whoever copies page tables, and no memory comes or goes while something is measured.
+Run as `python -m bench.sandbox.engine_process BALLAST_BYTES [STATE_DIR]`; says `ready`, then answers each line of
+stdin, `KIND SECONDS`, with one line of JSON (`Answer`). Invariant: the ballast is resident, in small pages, from before
+`ready` to the end: the worst case for whoever copies page tables, and no memory comes or goes while something is
+measured.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import msgspec
 import numpy as np
 
 from bench.lag import LagProbe
-from bench.ours import cold
-from bench.peers import PROGRAM, run_bare
+from bench.peers.ours import cold
+from bench.peers.programs import PROGRAM, run_bare
 from bench.records import CannotMeasure
 from bench.rounds import timed
 from sandbox.errors import SandboxError

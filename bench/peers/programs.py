@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-import msgspec
-
+from bench.peers.helper import HelperPeer, open_helper
 from bench.records import CannotMeasure
-from bench.rounds import Batch
 from sandbox.images.host import host_mounts
 from sandbox.images.types import Mount
 
 PROGRAM = "/usr/bin/true"
-_CLOSE_TIMEOUT_S = 10.0
 
 
 async def run_bare(argv: Sequence[str]) -> None:
@@ -79,54 +75,9 @@ def nsjail_argv(nsjail: Path, state_dir: Path) -> list[str]:
     ]
 
 
-class _Answer(msgspec.Struct):
-    samples_s: list[float] = []
-    wall_s: float = 0.0
-    error: str = ""
+CLONE = "raw clone, every namespace"
 
 
-class RawClone:
-    """The floor: see `raw_clone`. Made by `open_raw_clone`."""
-
-    name = "raw clone, every namespace"
-
-    def __init__(self, helper: asyncio.subprocess.Process) -> None:
-        self._helper = helper
-
-    async def batch(self, concurrency: int, slice_s: float) -> Batch:
-        """One batch, measured inside the helper.
-
-        Raises:
-            CannotMeasure: the kernel refuses.
-        """
-        assert self._helper.stdin is not None
-        assert self._helper.stdout is not None
-        self._helper.stdin.write(f"{concurrency} {slice_s}\n".encode())
-        line = await self._helper.stdout.readline()
-        if not line:
-            raise CannotMeasure("the helper of the raw clone has ended")
-        answer = msgspec.json.decode(line, type=_Answer)
-        if answer.error:
-            raise CannotMeasure(f"clone: {answer.error}")
-        return Batch(samples_s=answer.samples_s, wall_s=answer.wall_s)
-
-
-@asynccontextmanager
-async def open_raw_clone() -> AsyncIterator[RawClone]:
-    """The helper process, ended on leaving."""
-    helper = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-S", "-E", "-P", str(Path(__file__).with_name("raw_clone.py")), PROGRAM),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        limit=1 << 24,
-    )
-    try:
-        yield RawClone(helper)
-    finally:
-        assert helper.stdin is not None
-        helper.stdin.close()
-        try:
-            await asyncio.wait_for(helper.wait(), _CLOSE_TIMEOUT_S)
-        except TimeoutError:
-            helper.kill()
-            await helper.wait()
+def open_raw_clone() -> AbstractAsyncContextManager[HelperPeer]:
+    """The floor: see `helpers.raw_clone`."""
+    return open_helper(CLONE, "raw_clone", PROGRAM, flags=("-S", "-E"))

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from bench.peers import PROGRAM
+from bench.peers.programs import PROGRAM
 from bench.records import CannotMeasure
 from bench.rounds import Operation
 from sandbox.host import SandboxHost

@@ -15,11 +15,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
 
-from bench.engine_process import READY, Answer
 from bench.machine import available_bytes
 from bench.records import CannotMeasure, Measure, Skipped, claim
 from bench.rounds import Batch, interleave, ratio
 from bench.runner import Findings
+from bench.sandbox.engine_process import READY, Answer
 from sandbox.types import GIB, MIB
 
 _NEEDED = 2
@@ -123,7 +123,13 @@ def _notes(subjects: Sequence[_Subject]) -> list[str]:
 @asynccontextmanager
 async def _engine(ballast_bytes: int, state_dir: str | None) -> AsyncIterator[asyncio.subprocess.Process]:
     """An engine process that is ready, ended on leaving."""
-    command = [sys.executable, "-m", "bench.engine_process", str(ballast_bytes), *([state_dir] if state_dir else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.sandbox.engine_process",
+        str(ballast_bytes),
+        *([state_dir] if state_dir else []),
+    ]
     engine = await asyncio.create_subprocess_exec(
         *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=1 << 24
     )

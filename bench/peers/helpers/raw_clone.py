@@ -1,9 +1,9 @@
 """The floor of isolation: `clone` with every namespace, `execve` of a program, and nothing else.
 
-Run as a program of its own (`python -S raw_clone.py PROGRAM`), so that the cloned address space is a bare interpreter's
-and not an engine's. Each line of stdin, `CONCURRENCY SECONDS`, is answered by one line of JSON: the seconds from each
-`clone` to its reaping, and of the whole batch. No mounts, no uid map, no filter: nobody could use such a child, and
-no sandbox can be cheaper. Invariant: no more children at a time than asked for, all reaped before the answer.
+Run with the program's path, as a process of its own, so that the cloned address space is a bare interpreter's and not
+an engine's. Answers as `serving` does, with the seconds from each `clone` to its reaping. No mounts, no uid map, no
+filter: nobody could use such a child, and no sandbox can be cheaper. Invariant: no more children at a time than asked
+for, all reaped before the answer.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def main() -> None:
     """Answers batches until stdin ends; an error is answered as `{"error": …}`."""
     number = _SYS_CLONE.get(platform.machine())
     libc = ctypes.PyDLL(None, use_errno=True)
+    print("{}", flush=True)
     for line in sys.stdin:
         words = line.split()
         try:
@@ -68,7 +69,7 @@ def main() -> None:
                 raise OSError(0, f"the number of clone is not known on {platform.machine()}")
             answer = batch(number, libc, sys.argv[1], int(words[0]), float(words[1]))
         except OSError as error:
-            answer = {"error": error.strerror or str(error)}
+            answer = {"error": f"clone: {error.strerror or error}"}
         print(json.dumps(answer), flush=True)
 
 

@@ -13,12 +13,12 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from bench import resident
-from bench.ours import cold, in_live, live
-from bench.peers import PROGRAM, bwrap_argv, nsjail_argv, open_raw_clone, run_bare, run_blocking
+from bench.peers.ours import cold, in_live, live
+from bench.peers.programs import PROGRAM, bwrap_argv, nsjail_argv, open_raw_clone, run_bare, run_blocking
 from bench.records import CannotMeasure, Claim, Skipped, claim
 from bench.rounds import Async, Operation, Peer, Series, interleave, percentile, ratio
 from bench.runner import Findings
+from bench.sandbox import resident
 from sandbox.errors import CapabilityError
 from sandbox.estate.stage import stage_tool
 from sandbox.host import SandboxConfig, SandboxHost

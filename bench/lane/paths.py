@@ -20,7 +20,7 @@ import anyio.to_thread
 import numpy as np
 
 from bench.lag import LagProbe
-from bench.lane_data import with_last
+from bench.lane.data import with_last
 from bench.records import CannotMeasure
 from bench.rounds import Batch, percentile
 from rollout.lane.batch import FrameParts

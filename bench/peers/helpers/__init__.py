@@ -1,0 +1,1 @@
+"""Programs that serve batches to `bench.peers.helper`, some by other interpreters; they import little."""

@@ -1,0 +1,1 @@
+"""`bench sandbox`: see `benchmark`."""
