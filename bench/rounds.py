@@ -15,7 +15,7 @@ from typing import Protocol
 import anyio
 import msgspec
 
-from bench.records import Measure
+from bench.records import CannotMeasure, Measure
 
 Operation = Callable[[int], Awaitable[float | None]]
 """One operation by the worker of that number; workers of a batch run at the same time. It may return the seconds after
@@ -135,24 +135,66 @@ async def timed(operation: Operation, concurrency: int, slice_s: float) -> Batch
 
 
 async def interleave(
-    peers: Sequence[Peer], *, concurrency: int, rounds: int, slice_s: float, budget_s: float = 60.0, condition: str = ""
+    peers: Sequence[Peer],
+    *,
+    concurrency: int,
+    rounds: int,
+    slice_s: float,
+    budget_s: float = 60.0,
+    condition: str = "",
+    others: Sequence[Peer] = (),
+    lost: dict[str, str] | None = None,
 ) -> dict[str, Series]:
     """Runs all peers in each of `rounds` rounds, after one short batch each that does not count.
 
     On a busy machine the rounds end early, after two at least, once they have taken `budget_s`.
+
+    Args:
+        others: peers that may fail: one that does has no series, and its reason is noted in `lost`.
+
+    Raises:
+        CannotMeasure: one of `peers` failed.
     """
     condition = condition or f"concurrency {concurrency}"
-    series = {peer.name: Series(peer.name, condition) for peer in peers}
-    for peer in peers:
-        await peer.batch(1, 0.0)
+    lost = {} if lost is None else lost
+    series = {peer.name: Series(peer.name, condition) for peer in (*others, *peers)}
+
+    async def batch(peer: Peer, concurrency: int, slice_s: float) -> Batch | None:
+        if peer.name not in series:
+            return None
+        try:
+            return await peer.batch(concurrency, slice_s)
+        except* CannotMeasure as errors:
+            if peer not in others:
+                raise
+            lost[peer.name] = first_words(errors)
+            del series[peer.name]
+        return None
+
+    for peer in (*others, *peers):
+        await batch(peer, 1, 0.0)
     began = time.monotonic()
     for number in range(rounds):
         if number >= _MIN_ROUNDS and time.monotonic() - began > budget_s:
             break
-        turn = number % len(peers)
-        for peer in (*peers[turn:], *peers[:turn]):
-            series[peer.name].batches.append(await peer.batch(concurrency, slice_s))
+        everyone = (*others, *peers)
+        turn = number % len(everyone)
+        for peer in (*everyone[turn:], *everyone[:turn]):
+            done = await batch(peer, concurrency, slice_s)
+            if done is not None:
+                series[peer.name].batches.append(done)
     return series
+
+
+def first_words(error: BaseException) -> str:
+    """The text of the first exception in a group of them: workers that fail together fail for the same reason."""
+    return first_words(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else str(error)
+
+
+def rate_ratio(subject: Series, base: Series) -> float:
+    """Median over rounds of the quotient of the two rates."""
+    pairs = zip(subject.rates, base.rates, strict=True)
+    return statistics.median(ours / theirs for ours, theirs in pairs)
 
 
 def ratio(subject: Series, base: Series) -> float:

@@ -21,6 +21,7 @@ from sandbox import errors as sandbox_errors
 
 BENCHMARKS = {
     "sandbox": "what isolation costs: creating sandboxes, running commands in them, beside other ways",
+    "pool": "commands in recycled sandboxes from a warm pool, beside one-shot sandboxes and containers",
     "lane": "trajectories from the engine to the learner through shared memory, beside pickling and a plain copy",
     "verify": "verdicts per second, beside an unsandboxed interpreter per verdict",
 }

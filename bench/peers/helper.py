@@ -57,9 +57,10 @@ class HelperPeer:
             CannotMeasure: the operation failed, or the helper ended or took too long (and is dead then).
         """
         assert self._process.stdin is not None
-        with suppress(ConnectionError):  # the answer tells
-            self._process.stdin.write(f"{concurrency} {slice_s}\n".encode())
-            await self._process.stdin.drain()
+        if not self._process.stdin.is_closing():
+            with suppress(ConnectionError):  # the missing answer tells
+                self._process.stdin.write(f"{concurrency} {slice_s}\n".encode())
+                await self._process.stdin.drain()
         answer = await self.answer(slice_s + self._answer_s)
         return Batch(samples_s=answer.samples_s, wall_s=answer.wall_s)
 
