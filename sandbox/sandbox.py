@@ -30,7 +30,7 @@ from sandbox.files.tree import Survey
 from sandbox.protocol.forks import Owner
 from sandbox.protocol.link import FrameLink
 from sandbox.protocol.requests import Requests
-from sandbox.protocol.wire import Frame, Kind, Tag, encode, number
+from sandbox.protocol.wire import Frame, Kind, encode
 from sandbox.types import Command, Outcome, Reason, SandboxSpec, SandboxUsage, Skipped, TarDownload, TarReport
 
 _CLEAN_UP_S = 15.0
@@ -300,8 +300,7 @@ class Sandbox:
 
     def _ask_kill(self, ident: int) -> bool:
         """Tells the agent; False when it stands still, and only hears of it later."""
-        items = [] if self._cgroups.kill_file() else [number(Tag.KEEPER, 1)]
-        self._link.post(encode(Kind.KILL, ident, items))
+        self._link.post(encode(Kind.KILL, ident))
         return not self.frozen
 
     # ------------------------------------------------------------------ files

@@ -3,11 +3,13 @@
  * Every process in here descends from pid 1 through one of its children: a keeper, or an orphan
  * that no keeper holds. A sweep stops and then kills everything below one keeper, again and again
  * until a look at /proc finds nobody, so that a process forked between look and kill is found by
- * the next look. */
+ * the next look. Invariant: nobody whose descent is not known is signalled, and nobody who was to
+ * die is left: what outlasts every look takes the whole jail with it. */
 #define _GNU_SOURCE
 #include "native.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -17,6 +19,7 @@
 
 #define MAX_PROCESSES 32768
 #define MAX_LOOKS 200
+#define UNKNOWN -1
 
 static struct {
     pid_t pid, parent;
@@ -30,33 +33,48 @@ static int by_pid(const void *one, const void *other)
     return (a > b) - (a < b);
 }
 
-/* Everybody that lives, by pid. */
+/* What /proc/PID/stat tells. A process whose first thread alone has ended looks like a dead one, and is not. */
+static int lives(const char *text, pid_t *parent)
+{
+    const char *after = strrchr(text, ')'); /* the name before it is the process's own choice */
+    int num_threads;
+    char state;
+
+    return after != NULL &&
+           sscanf(after + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d", &state,
+                  parent, &num_threads) == 3 &&
+           (state != 'Z' || num_threads > 1);
+}
+
+/* Everybody that lives, by pid; -1 where the kernel has no room to show them. */
 static int look(void)
 {
     DIR *proc = opendir("/proc");
     struct dirent *entry;
     int count = 0;
 
-    while (proc && (entry = readdir(proc)) != NULL && count < MAX_PROCESSES) {
-        char path[64], text[512], *after;
+    if (proc == NULL)
+        return -1;
+    while (count >= 0 && count < MAX_PROCESSES && (entry = readdir(proc)) != NULL) {
+        char path[64], text[512];
         pid_t pid = atoi(entry->d_name);
         if (pid <= 1)
             continue;
         snprintf(path, sizeof path, "/proc/%d/stat", pid);
         int fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (fd < 0)
+        if (fd < 0) {
+            count = errno == ENOENT || errno == ESRCH ? count : -1;
             continue;
+        }
         ssize_t got = read(fd, text, sizeof text - 1);
         close(fd);
         text[got > 0 ? got : 0] = 0;
-        if ((after = strrchr(text, ')')) == NULL || after[1] == 0 || after[2] == 'Z')
-            continue;
-        seen[count].pid = pid;
-        seen[count++].parent = atoi(after + 3);
+        if (lives(text, &seen[count].parent))
+            seen[count++].pid = pid;
     }
-    if (proc)
-        closedir(proc);
-    qsort(seen, (size_t)count, sizeof *seen, by_pid);
+    closedir(proc);
+    if (count > 0)
+        qsort(seen, (size_t)count, sizeof *seen, by_pid);
     return count;
 }
 
@@ -67,8 +85,9 @@ static int find(pid_t pid, int count)
     return found ? (int)((const unsigned char *)found - (const unsigned char *)seen) / (int)sizeof *seen : -1;
 }
 
-/* Notes everybody's top: the ancestor that is a child of pid 1, or whose parent has just ended (the next
- * look sees where it went). Each step on the way up is walked once, so that a long chain costs no more. */
+/* Notes everybody's top: the ancestor that is a child of pid 1, or UNKNOWN where a parent has just ended (the
+ * next look sees where its children went). Each step on the way up is walked once, so that a long chain costs
+ * no more. */
 static void find_tops(int count)
 {
     for (int i = 0; i < count; i++)
@@ -82,6 +101,8 @@ static void find_tops(int count)
                 break;
             at = up;
         }
+        if (seen[at].top == seen[at].pid && seen[at].parent > 1)
+            seen[at].top = UNKNOWN;
         pid_t top = seen[at].top;
         for (int on = i; on != at; on = find(seen[on].parent, count))
             seen[on].top = top;
@@ -96,22 +117,25 @@ static int is_keeper(pid_t pid, const pid_t *keepers, int num_keepers)
     return 0;
 }
 
+/* How many are to go, or may be (UNKNOWN); those that surely are get the signal. */
 static int signal_all(pid_t keeper, const pid_t *keepers, int num_keepers, int number)
 {
-    int count = look(), hit = 0;
+    int count = look(), left = 0;
 
+    if (count < 0)
+        return 1;
     find_tops(count);
     for (int i = 0; i < count; i++) {
+        pid_t top = seen[i].top;
         if (is_keeper(seen[i].pid, keepers, num_keepers))
             continue;
-        pid_t top = seen[i].top;
-        int kept = is_keeper(top, keepers, num_keepers);
-        if (keeper ? top == keeper : !kept) {
+        if (top != UNKNOWN && (keeper ? top != keeper : is_keeper(top, keepers, num_keepers)))
+            continue;
+        if (top != UNKNOWN)
             kill(seen[i].pid, number);
-            hit++;
-        }
+        left++;
     }
-    return hit;
+    return left;
 }
 
 void sweep_descendants(pid_t keeper, const pid_t *keepers, int num_keepers)
@@ -122,4 +146,5 @@ void sweep_descendants(pid_t keeper, const pid_t *keepers, int num_keepers)
         signal_all(keeper, keepers, num_keepers, SIGKILL);
         usleep(500);
     }
+    kill(-1, SIGKILL); /* the kernel lets nobody fork away from this one */
 }
