@@ -2,9 +2,9 @@
  *
  * Every process in here descends from pid 1 through one of its children: a keeper, or an orphan
  * that no keeper holds. A sweep stops and then kills everything below one keeper, again and again
- * until a look at /proc finds nobody, so that a process forked between look and kill is found by
- * the next look. Invariant: nobody whose descent is not known is signalled, and nobody who was to
- * die is left: what outlasts every look takes the whole jail with it. */
+ * until a look at /proc during which nobody was born finds nobody. Invariant: nobody who was to die
+ * is left, and others are not killed: those who outrun the looks (they fork and end without rest)
+ * are met while the whole jail stands still; only who outlasts that as well takes the jail along. */
 #define _GNU_SOURCE
 #include "native.h"
 
@@ -15,10 +15,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MAX_PROCESSES 32768
-#define MAX_LOOKS 200
+#define GENTLE_MS 500
+#define MAX_LOOKS 200 /* after that */
 #define UNKNOWN -1
 
 static struct {
@@ -46,8 +48,17 @@ static int lives(const char *text, pid_t *parent)
            (state != 'Z' || num_threads > 1);
 }
 
-/* Everybody that lives, by pid; -1 where the kernel has no room to show them. */
-static int look(void)
+static int64_t clock_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Everybody that lives, by pid; -1 where the kernel has no room to show them, or when the time is over: to who follows
+ * those that fork and end, the list may have no end. */
+static int look(int64_t until_ms)
 {
     DIR *proc = opendir("/proc");
     struct dirent *entry;
@@ -60,6 +71,10 @@ static int look(void)
         pid_t pid = atoi(entry->d_name);
         if (pid <= 1)
             continue;
+        if (clock_ms() > until_ms) {
+            count = -1;
+            continue;
+        }
         snprintf(path, sizeof path, "/proc/%d/stat", pid);
         int fd = open(path, O_RDONLY | O_CLOEXEC);
         if (fd < 0) {
@@ -118,9 +133,9 @@ static int is_keeper(pid_t pid, const pid_t *keepers, int num_keepers)
 }
 
 /* How many are to go, or may be (UNKNOWN); those that surely are get the signal. */
-static int signal_all(pid_t keeper, const pid_t *keepers, int num_keepers, int number)
+static int signal_all(pid_t keeper, const pid_t *keepers, int num_keepers, int number, int64_t until_ms)
 {
-    int count = look(), left = 0;
+    int count = look(until_ms), left = 0;
 
     if (count < 0)
         return 1;
@@ -138,13 +153,39 @@ static int signal_all(pid_t keeper, const pid_t *keepers, int num_keepers, int n
     return left;
 }
 
+/* The process number that was given out last in here, or -1. */
+static int newest(void)
+{
+    char text[128], *last = NULL;
+    int fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+    ssize_t got = read(fd, text, sizeof text - 1);
+
+    close(fd);
+    text[got > 0 ? got : 0] = 0;
+    last = strrchr(text, ' ');
+    return last ? atoi(last) : -1;
+}
+
 void sweep_descendants(pid_t keeper, const pid_t *keepers, int num_keepers)
 {
-    for (int looks = 0; looks < MAX_LOOKS; looks++) {
-        if (signal_all(keeper, keepers, num_keepers, SIGSTOP) == 0)
+    int64_t until_ms = clock_ms() + GENTLE_MS;
+    int still = 0;
+
+    for (int looks = 0; looks < MAX_LOOKS; looks += still) {
+        if (!still && clock_ms() > until_ms) {
+            still = 1;
+            until_ms = INT64_MAX;
+        }
+        if (still)
+            kill(-1, SIGSTOP);
+        int before = newest();
+        if (signal_all(keeper, keepers, num_keepers, SIGSTOP, until_ms) == 0 && before >= 0 && newest() == before) {
+            if (still)
+                kill(-1, SIGCONT);
             return;
-        signal_all(keeper, keepers, num_keepers, SIGKILL);
+        }
+        signal_all(keeper, keepers, num_keepers, SIGKILL, until_ms);
         usleep(500);
     }
-    kill(-1, SIGKILL); /* the kernel lets nobody fork away from this one */
+    kill(-1, SIGKILL); /* the kernel lets nobody fork away from a signal to all */
 }

@@ -149,7 +149,7 @@ static void a_process_whose_first_thread_has_ended_is_no_dead_one(void)
     while (!first_thread_is_gone(keepers[0]) || !first_thread_is_gone(keepers[1]))
         usleep(1000);
     sweep_descendants(keepers[0], keepers, 2);
-    CHECK(signal_all(keepers[0], keepers, 2, 0) == 0 && signal_all(keepers[1], keepers, 2, 0) == 1);
+    CHECK(signal_all(keepers[0], keepers, 2, 0, INT64_MAX) == 0 && signal_all(keepers[1], keepers, 2, 0, INT64_MAX) == 1);
     sweep_descendants(0, keepers, 0);
     CHECK(count_living() == 0);
 }
@@ -171,23 +171,29 @@ static void nobody_is_signalled_whose_descent_is_not_known(void)
 
 static void who_forks_and_ends_without_rest_does_not_outrun_a_sweep(void)
 {
-    *counter = 0;
-    pid_t keeper = fork();
-    if (keeper == 0) {
-        prctl(PR_SET_CHILD_SUBREAPER, 1);
-        signal(SIGCHLD, SIG_IGN);
-        for (int i = 0; i < 10; i++)
-            if (fork() == 0)
-                for (;;)
-                    if (fork() > 0)
-                        _exit(0);
-        stay();
+    pid_t keepers[2];
+
+    for (int num_chains = 1; num_chains <= 64; num_chains *= 4) {
+        *counter = 0;
+        keepers[0] = start_keeper(5);
+        wait_until(4);
+        if ((keepers[1] = fork()) == 0) {
+            prctl(PR_SET_CHILD_SUBREAPER, 1);
+            signal(SIGCHLD, SIG_IGN);
+            for (int i = 0; i < num_chains; i++)
+                if (fork() == 0)
+                    for (;;)
+                        if (fork() > 0)
+                            _exit(0);
+            stay();
+        }
+        wait_until(5);
+        sweep_descendants(keepers[1], keepers, 2);
+        CHECK(signal_all(keepers[1], keepers, 2, 0, INT64_MAX) == 0);
+        CHECK(signal_all(keepers[0], keepers, 2, 0, INT64_MAX) == 3);
+        sweep_descendants(0, keepers, 0);
+        CHECK(count_living() == 0);
     }
-    wait_until(1);
-    sweep_descendants(keeper, &keeper, 1);
-    CHECK(signal_all(keeper, &keeper, 1, 0) == 0);
-    sweep_descendants(0, &keeper, 0);
-    CHECK(count_living() == 0);
 }
 
 static void what_cannot_be_looked_at_ends_as_a_whole(void)
