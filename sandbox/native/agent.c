@@ -27,7 +27,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_COMMANDS 256
+#define MAX_COMMANDS 1024 /* that many more than the engine asks for at once (places.py) may be keepers */
 #define SYNC_FD STDERR_FILENO
 
 struct command {
