@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import BinaryIO, Literal
 
 import anyio
@@ -29,8 +29,9 @@ from sandbox.files.transfer import absolute, get_file, put_file
 from sandbox.files.tree import Survey
 from sandbox.protocol.forks import Owner
 from sandbox.protocol.link import FrameLink
+from sandbox.protocol.places import MAX_COMMANDS, Places
 from sandbox.protocol.requests import Requests
-from sandbox.protocol.wire import Frame, Kind, Tag, encode, number
+from sandbox.protocol.wire import Frame, Kind, encode
 from sandbox.types import Command, Outcome, Reason, SandboxSpec, SandboxUsage, Skipped, TarDownload, TarReport
 
 _CLEAN_UP_S = 15.0
@@ -58,7 +59,7 @@ class Sandbox:
         self._limits = limit_items(spec.limits, unenforced)
         self._freezer = Freezer(cgroups.freezer())
         self._running: dict[int, Process] = {}
-        self._unreported: dict[int, str] = {}  # leaves of what was killed while all stood still
+        self._places = Places(cgroups, MAX_COMMANDS)
         self._kept = kept
         self._next_ident = 0
         self.num_commands = 0
@@ -69,7 +70,7 @@ class Sandbox:
         self._closed = False
         begin(cgroups)
         self._link = FrameLink(end, self._on_frame, self._on_end)
-        self._requests = Requests(self._link, self._take_ident, cgroups, self._limits, self._freezer, self._unreported)
+        self._requests = Requests(self._link, self._take_ident, cgroups, self._limits, self._freezer)
 
     @property
     def why_died(self) -> str | None:
@@ -85,13 +86,13 @@ class Sandbox:
 
     def _on_frame(self, frame: Frame, fds: list[int]) -> None:
         process = self._running.get(frame.ident)
+        if frame.kind in (Kind.EXITED, Kind.REFUSED):
+            self._places.over(frame.ident)
         try:
             if frame.kind == Kind.EXITED and process is not None:
                 process.exited(frame.result())
             elif frame.kind == Kind.REFUSED and process is not None:
                 process.refused(frame.errno())
-            elif frame.kind in (Kind.EXITED, Kind.REFUSED) and frame.ident in self._unreported:
-                self._return_unreported(frame.ident)
             elif self._requests.answered(frame, fds):
                 return
         except ProtocolError as error:
@@ -116,6 +117,7 @@ class Sandbox:
                 process.mark_killed(reason)
             process.lost(SandboxDiedError(why))
         self._requests.drop(why)
+        self._places.close(why)
 
     def close(self) -> None:
         """Ends the agent, and with it every process; running commands get the outcome `killed`. Idempotent."""
@@ -130,7 +132,7 @@ class Sandbox:
         """See `sandbox.protocol.forks`."""
         self._closed = True
         self._freezer.disown()
-        parts: list[Owner] = [self._link, self._kept, self._requests, *self._running.values()]
+        parts: list[Owner] = [self._link, self._kept, self._places, self._requests, *self._running.values()]
         return [fd for part in parts for fd in part.disown()]
 
     def _require_alive(self) -> None:
@@ -191,6 +193,8 @@ class Sandbox:
     async def run(self, command: Command) -> Outcome:
         """Runs a command to its end. Cancelled, everything that it started is killed first.
 
+        At most 256 run at once: one more waits for its turn, and its `timeout_s` begins then.
+
         Raises:
             ConfigError: the command does not fit into one request.
             SandboxDiedError: the sandbox ended under it.
@@ -208,7 +212,7 @@ class Sandbox:
         stdin: Literal["bytes", "pipe"] = "bytes",
         output: Literal["collect", "stream"] = "collect",
     ) -> AsyncIterator[Process]:
-        """Starts a command; leaving the context kills what is still running of it.
+        """Starts a command, waiting for its turn as in `run`; leaving the context kills what still runs of it.
 
         Args:
             fds: become the child's 0, 1, 2, 3 …; the caller keeps and closes its own copies. Those of 0-2 that
@@ -224,14 +228,15 @@ class Sandbox:
         check_modes(command, len(fds), stdin, output)
         self._require_answering()
         ident = self._take_ident()
-        with files.vanishing():
-            leaf = self._cgroups.take_leaf()
-            try:
-                modes = {"piped": stdin == "pipe", "stream": output == "stream"}
+        leaf = await self._places.take(ident)
+        try:
+            modes = {"piped": stdin == "pipe", "stream": output == "stream"}
+            with files.vanishing():
                 process = await self._launch(ident, command, fds, leaf, **modes)
-            except BaseException:
-                self._return_leaf(leaf)
-                raise
+        except BaseException:
+            self._places.over(ident)
+            self._places.give_back(leaf)
+            raise
         try:
             yield process
         finally:
@@ -251,21 +256,10 @@ class Sandbox:
         self._kept.add(process.take_open_streams())
         if not self.alive:
             self._kept.close()
-        if process.unreported and process.leaf is not None:
-            self._unreported[ident] = process.leaf  # the agent may not even have begun it, and will join this leaf then
+        if process.unreported:
+            self._places.set_aside(ident, process.leaf)
         else:
-            self._return_leaf(process.leaf)
-
-    def _return_leaf(self, leaf: str | None) -> None:
-        if leaf is not None and self.alive:
-            with suppress(SandboxError), files.vanishing():  # a leaf that cannot be read stays set aside
-                self._cgroups.return_leaf(leaf)
-
-    def _return_unreported(self, ident: int) -> None:
-        leaf = self._unreported.pop(ident)
-        with suppress(SandboxError), files.vanishing():
-            self._cgroups.kill_leaf(leaf)
-        self._return_leaf(leaf)
+            self._places.give_back(process.leaf)
 
     async def _launch(
         self, ident: int, command: Command, fds: Sequence[int], leaf: str | None, *, piped: bool, stream: bool
@@ -300,8 +294,7 @@ class Sandbox:
 
     def _ask_kill(self, ident: int) -> bool:
         """Tells the agent; False when it stands still, and only hears of it later."""
-        items = [] if self._cgroups.kill_file() else [number(Tag.KEEPER, 1)]
-        self._link.post(encode(Kind.KILL, ident, items))
+        self._link.post(encode(Kind.KILL, ident))
         return not self.frozen
 
     # ------------------------------------------------------------------ files

@@ -212,12 +212,13 @@ class Process:
     def refused(self, error: int) -> None:
         """Told by the sandbox when the agent could not start it.
 
-        A full process table or memory is the doing of what runs inside, so it is an outcome; the rest is a fault.
+        A full process table or memory, or more keepers of background processes than the agent holds (EBUSY), is the
+        doing of what runs inside, so it is an outcome; the rest is a fault.
         """
         self._reported_late()
         if not self.running:
             return
-        if error in (errno.EAGAIN, errno.ENOMEM):
+        if error in (errno.EAGAIN, errno.ENOMEM, errno.EBUSY):
             self._note = f"rollout: fork: {os.strerror(error)}\n".encode()
             self.exited(Result(_NOT_STARTED << 8, 0, 0, 0, 0, 1, 1))
         else:

@@ -27,7 +27,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define MAX_COMMANDS 256
+#define MAX_COMMANDS 1024 /* that many more than the engine asks for at once (places.py) may be keepers */
 #define SYNC_FD STDERR_FILENO
 
 struct command {
@@ -78,23 +78,52 @@ static void report(struct command *command, int status, const struct rusage *usa
     command->reported = 1;
 }
 
+/* Who holds no orphan of others: keepers, and helpers that move files. */
+static int list_children(pid_t *children)
+{
+    int count = 0;
+
+    for (int i = 0; i < MAX_COMMANDS; i++)
+        if (commands[i].pid)
+            children[count++] = commands[i].pid;
+    return count;
+}
+
+/* A command whose keeper was killed is over: what it started has nobody but this process any more, and is
+ * killed before the end is reported. The same holds for what others lost in the same way. */
+static void end_unkept(struct command *const *lost, int num_lost)
+{
+    pid_t children[MAX_COMMANDS];
+
+    sweep_descendants(0, children, list_children(children));
+    for (int i = 0; i < num_lost; i++)
+        if (!lost[i]->reported)
+            report(lost[i], slots[lost[i] - commands].status, &slots[lost[i] - commands].usage);
+}
+
 static void reap(void)
 {
+    struct command *lost[MAX_COMMANDS];
     struct rusage usage;
-    int status;
+    int status, num_lost = 0;
     pid_t pid;
 
     while ((pid = wait4(-1, &status, WNOHANG, &usage)) > 0)
         for (int i = 0; i < MAX_COMMANDS; i++)
             if (commands[i].pid == pid) {
-                struct command_slot *slot = &slots[i];
-                if (!commands[i].reported && commands[i].keeper && slot->done)
-                    report(&commands[i], slot->status, &slot->usage);
-                else if (!commands[i].reported) /* a keeper that was killed: its command is lost */
-                    report(&commands[i], status, &usage);
+                if (!slots[i].done) { /* not told by its keeper */
+                    slots[i].status = status;
+                    slots[i].usage = usage;
+                }
                 commands[i].pid = 0;
+                if (commands[i].keeper && WIFSIGNALED(status))
+                    lost[num_lost++] = &commands[i];
+                else if (!commands[i].reported)
+                    report(&commands[i], slots[i].status, &slots[i].usage);
                 break;
             }
+    if (num_lost > 0)
+        end_unkept(lost, num_lost);
 }
 
 /* Keepers whose command has ended while its background children live on. */
@@ -141,27 +170,16 @@ static void start(struct wire_frame *frame, int wake)
 
 /* Kills what a command started: its session here, everything else through its cgroup by the
  * engine; where there is no cgroup, by descent from its keeper. */
-static void kill_command(const struct wire_frame *frame)
+static void kill_command(uint32_t id)
 {
-    struct wire_cursor cursor = wire_items(frame);
-    struct wire_entry entry;
-    pid_t keepers[MAX_COMMANDS]; /* with the transfers: they, too, are children that hold no orphan */
-    uint32_t kept = 0;
-    int count = 0;
+    pid_t children[MAX_COMMANDS];
 
-    while (wire_next(&cursor, &entry) == 1)
-        if (entry.tag == TAG_KEEPER)
-            wire_u32(&entry, &kept);
-
-    for (int i = 0; i < MAX_COMMANDS; i++)
-        if (commands[i].pid)
-            keepers[count++] = commands[i].pid;
     for (int i = 0; i < MAX_COMMANDS; i++) {
-        if (commands[i].pid == 0 || commands[i].id != frame->header.id)
+        if (commands[i].pid == 0 || commands[i].id != id)
             continue;
         if (commands[i].keeper) {
             __atomic_store_n(&slots[i].killed, 1, __ATOMIC_SEQ_CST);
-            sweep_descendants(commands[i].pid, keepers, count);
+            sweep_descendants(commands[i].pid, children, list_children(children));
             kill(commands[i].pid, SIGCONT); /* what it kept may have stopped it */
         } else {
             kill(commands[i].pid, SIGKILL);
@@ -169,8 +187,6 @@ static void kill_command(const struct wire_frame *frame)
         }
         return;
     }
-    if (kept)
-        sweep_descendants(0, keepers, count); /* the keeper was killed: what nobody keeps is its */
 }
 
 static void open_file(const struct wire_frame *frame)
@@ -232,7 +248,7 @@ static void on_engine(int wake)
         frame.header.kind == WIRE_UNPACK || frame.header.kind == WIRE_PACK)
         start(&frame, wake);
     else if (frame.header.kind == WIRE_KILL)
-        kill_command(&frame);
+        kill_command(frame.header.id);
     else if (frame.header.kind == WIRE_GET)
         open_file(&frame);
     else if (frame.header.kind == WIRE_STAT)

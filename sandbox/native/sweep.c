@@ -2,21 +2,26 @@
  *
  * Every process in here descends from pid 1 through one of its children: a keeper, or an orphan
  * that no keeper holds. A sweep stops and then kills everything below one keeper, again and again
- * until a look at /proc finds nobody, so that a process forked between look and kill is found by
- * the next look. */
+ * until a look at /proc during which nobody was born finds nobody. Invariant: nobody who was to die
+ * is left, and others are not killed: those who outrun the looks (they fork and end without rest)
+ * are met while the whole jail stands still; only who outlasts that as well takes the jail along. */
 #define _GNU_SOURCE
 #include "native.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define MAX_PROCESSES 32768
-#define MAX_LOOKS 200
+#define GENTLE_MS 500
+#define MAX_LOOKS 200 /* after that */
+#define UNKNOWN -1
 
 static struct {
     pid_t pid, parent;
@@ -30,33 +35,61 @@ static int by_pid(const void *one, const void *other)
     return (a > b) - (a < b);
 }
 
-/* Everybody that lives, by pid. */
-static int look(void)
+/* What /proc/PID/stat tells. A process whose first thread alone has ended looks like a dead one, and is not. */
+static int lives(const char *text, pid_t *parent)
+{
+    const char *after = strrchr(text, ')'); /* the name before it is the process's own choice */
+    int num_threads;
+    char state;
+
+    return after != NULL &&
+           sscanf(after + 1, " %c %d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %d", &state,
+                  parent, &num_threads) == 3 &&
+           (state != 'Z' || num_threads > 1);
+}
+
+static int64_t clock_ms(void)
+{
+    struct timespec now;
+
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+/* Everybody that lives, by pid; -1 where the kernel has no room to show them, or when the time is over: to who follows
+ * those that fork and end, the list may have no end. */
+static int look(int64_t until_ms)
 {
     DIR *proc = opendir("/proc");
     struct dirent *entry;
     int count = 0;
 
-    while (proc && (entry = readdir(proc)) != NULL && count < MAX_PROCESSES) {
-        char path[64], text[512], *after;
+    if (proc == NULL)
+        return -1;
+    while (count >= 0 && count < MAX_PROCESSES && (entry = readdir(proc)) != NULL) {
+        char path[64], text[512];
         pid_t pid = atoi(entry->d_name);
         if (pid <= 1)
             continue;
+        if (clock_ms() > until_ms) {
+            count = -1;
+            continue;
+        }
         snprintf(path, sizeof path, "/proc/%d/stat", pid);
         int fd = open(path, O_RDONLY | O_CLOEXEC);
-        if (fd < 0)
+        if (fd < 0) {
+            count = errno == ENOENT || errno == ESRCH ? count : -1;
             continue;
+        }
         ssize_t got = read(fd, text, sizeof text - 1);
         close(fd);
         text[got > 0 ? got : 0] = 0;
-        if ((after = strrchr(text, ')')) == NULL || after[1] == 0 || after[2] == 'Z')
-            continue;
-        seen[count].pid = pid;
-        seen[count++].parent = atoi(after + 3);
+        if (lives(text, &seen[count].parent))
+            seen[count++].pid = pid;
     }
-    if (proc)
-        closedir(proc);
-    qsort(seen, (size_t)count, sizeof *seen, by_pid);
+    closedir(proc);
+    if (count > 0)
+        qsort(seen, (size_t)count, sizeof *seen, by_pid);
     return count;
 }
 
@@ -67,8 +100,9 @@ static int find(pid_t pid, int count)
     return found ? (int)((const unsigned char *)found - (const unsigned char *)seen) / (int)sizeof *seen : -1;
 }
 
-/* Notes everybody's top: the ancestor that is a child of pid 1, or whose parent has just ended (the next
- * look sees where it went). Each step on the way up is walked once, so that a long chain costs no more. */
+/* Notes everybody's top: the ancestor that is a child of pid 1, or UNKNOWN where a parent has just ended (the
+ * next look sees where its children went). Each step on the way up is walked once, so that a long chain costs
+ * no more. */
 static void find_tops(int count)
 {
     for (int i = 0; i < count; i++)
@@ -82,6 +116,8 @@ static void find_tops(int count)
                 break;
             at = up;
         }
+        if (seen[at].top == seen[at].pid && seen[at].parent > 1)
+            seen[at].top = UNKNOWN;
         pid_t top = seen[at].top;
         for (int on = i; on != at; on = find(seen[on].parent, count))
             seen[on].top = top;
@@ -96,30 +132,60 @@ static int is_keeper(pid_t pid, const pid_t *keepers, int num_keepers)
     return 0;
 }
 
-static int signal_all(pid_t keeper, const pid_t *keepers, int num_keepers, int number)
+/* How many are to go, or may be (UNKNOWN); those that surely are get the signal. */
+static int signal_all(pid_t keeper, const pid_t *keepers, int num_keepers, int number, int64_t until_ms)
 {
-    int count = look(), hit = 0;
+    int count = look(until_ms), left = 0;
 
+    if (count < 0)
+        return 1;
     find_tops(count);
     for (int i = 0; i < count; i++) {
+        pid_t top = seen[i].top;
         if (is_keeper(seen[i].pid, keepers, num_keepers))
             continue;
-        pid_t top = seen[i].top;
-        int kept = is_keeper(top, keepers, num_keepers);
-        if (keeper ? top == keeper : !kept) {
+        if (top != UNKNOWN && (keeper ? top != keeper : is_keeper(top, keepers, num_keepers)))
+            continue;
+        if (top != UNKNOWN)
             kill(seen[i].pid, number);
-            hit++;
-        }
+        left++;
     }
-    return hit;
+    return left;
+}
+
+/* The process number that was given out last in here, or -1. */
+static int newest(void)
+{
+    char text[128], *last = NULL;
+    int fd = open("/proc/loadavg", O_RDONLY | O_CLOEXEC);
+    ssize_t got = read(fd, text, sizeof text - 1);
+
+    close(fd);
+    text[got > 0 ? got : 0] = 0;
+    last = strrchr(text, ' ');
+    return last ? atoi(last) : -1;
 }
 
 void sweep_descendants(pid_t keeper, const pid_t *keepers, int num_keepers)
 {
-    for (int looks = 0; looks < MAX_LOOKS; looks++) {
-        if (signal_all(keeper, keepers, num_keepers, SIGSTOP) == 0)
+    int64_t until_ms = clock_ms() + GENTLE_MS;
+    int still = 0;
+
+    for (int looks = 0; looks < MAX_LOOKS; looks += still) {
+        if (!still && clock_ms() > until_ms) {
+            still = 1;
+            until_ms = INT64_MAX;
+        }
+        if (still)
+            kill(-1, SIGSTOP);
+        int before = newest();
+        if (signal_all(keeper, keepers, num_keepers, SIGSTOP, until_ms) == 0 && before >= 0 && newest() == before) {
+            if (still)
+                kill(-1, SIGCONT);
             return;
-        signal_all(keeper, keepers, num_keepers, SIGKILL);
+        }
+        signal_all(keeper, keepers, num_keepers, SIGKILL, until_ms);
         usleep(500);
     }
+    kill(-1, SIGKILL); /* the kernel lets nobody fork away from a signal to all */
 }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 import anyio
 
@@ -20,6 +20,7 @@ from sandbox.cgroup.types import CgroupSet
 from sandbox.errors import SandboxDiedError, SandboxError
 from sandbox.protocol.forks import Owner
 from sandbox.protocol.link import FrameLink
+from sandbox.protocol.places import MAX_HELPERS, Places
 from sandbox.protocol.wire import Frame, Item, Kind, Tag, encode, number
 
 _CLEAN_UP_S = 15.0
@@ -35,7 +36,6 @@ class Requests:
     Args:
         take_ident: numbers a request.
         limits: resource limits of every helper.
-        unreported: gets the leaf of a helper whose end nobody reports (yet), by the number of its request.
     """
 
     def __init__(
@@ -45,20 +45,21 @@ class Requests:
         cgroups: CgroupSet,
         limits: Sequence[Item],
         freezer: Freezer,
-        unreported: dict[int, str],
     ) -> None:
         self._link = link
         self._take_ident = take_ident
         self._cgroups = cgroups
         self._limits = limits
         self._freezer = freezer
-        self._unreported = unreported
+        self._places = Places(cgroups, MAX_HELPERS)
         self._answers: dict[int, Answer] = {}
         self._ends: dict[int, End] = {}
         self._pipes: list[Owner] = []
 
     def answered(self, frame: Frame, fds: list[int]) -> bool:
         """Hands a frame to the one who waits for it; False where its descriptors are still the caller's."""
+        if frame.kind in (Kind.EXITED, Kind.REFUSED):
+            self._places.over(frame.ident)
         end = self._ends.get(frame.ident)
         if end is not None and not end.done():
             end.set_result(frame)
@@ -73,7 +74,7 @@ class Requests:
 
     def disown(self) -> list[int]:
         """See `sandbox.protocol.forks`."""
-        return [fd for pipe in self._pipes for fd in pipe.disown()]
+        return [*self._places.disown(), *(fd for pipe in self._pipes for fd in pipe.disown())]
 
     def drop(self, why: str) -> None:
         """The sandbox has ended: every waiter gets `SandboxDiedError`."""
@@ -83,6 +84,7 @@ class Requests:
         for end in self._ends.values():
             if not end.done():
                 end.set_exception(SandboxDiedError(why))
+        self._places.close(why)
 
     async def ask(self, kind: Kind, items: Sequence[Item]) -> tuple[Frame, list[int]]:
         """One question and its answer, whose descriptors are the caller's. Cancelled, a late answer is dropped.
@@ -114,6 +116,8 @@ class Requests:
     ) -> AsyncIterator[End]:
         """Runs a helper process inside; leaving kills it where it still runs, and waits until it is dead.
 
+        At most 64 run at once; one more waits for its turn.
+
         Args:
             theirs: its descriptors; closed here in any case.
             ours: the other ends, which are the caller's to close.
@@ -133,8 +137,8 @@ class Requests:
         self._pipes += ours
         try:
             try:
+                leaf = await self._places.take(ident)
                 with files.vanishing():
-                    leaf = self._cgroups.take_leaf()
                     for path in self._cgroups.join_files(leaf) if leaf is not None else ():
                         fds.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
                 self._ends[ident] = end
@@ -154,12 +158,11 @@ class Requests:
             self._pipes = [pipe for pipe in self._pipes if pipe not in ours]
             if end.done() and not end.cancelled():
                 end.exception()  # seen: a waiter that was cancelled meanwhile does not look any more
-            if leaf is not None and self._link.open:
-                if sent and not end.done():  # the agent may not even have begun it, and will join this leaf once it can
-                    self._unreported[ident] = leaf
-                else:
-                    with suppress(SandboxError), files.vanishing():  # a leaf that cannot be read stays set aside
-                        self._cgroups.return_leaf(leaf)
+            if sent and not end.done():
+                self._places.set_aside(ident, leaf)
+            else:
+                self._places.over(ident)
+                self._places.give_back(leaf)
 
     async def _kill(self, ident: int, leaf: str | None, end: End) -> None:
         self._link.post(encode(Kind.KILL, ident))

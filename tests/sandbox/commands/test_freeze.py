@@ -88,7 +88,7 @@ async def test_a_command_that_was_killed_before_it_could_begin_never_runs_on(box
         await box.thaw()
         assert (await box.run(TRUE)).ok
         await until(box._cgroups.idle)
-    assert box._unreported == {}
+    assert box._places._set_aside == {}
 
 
 async def test_an_end_that_is_reported_before_the_context_is_left_gives_the_leaf_back(box: Sandbox) -> None:
@@ -98,7 +98,7 @@ async def test_an_end_that_is_reported_before_the_context_is_left_gives_the_leaf
         assert process.unreported
         await box.thaw()
         await until(lambda: not process.unreported)
-    assert box._unreported == {}
+    assert box._places._set_aside == {}
     assert (await box.run(TRUE)).ok
 
 

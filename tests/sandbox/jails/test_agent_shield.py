@@ -52,3 +52,43 @@ async def test_code_that_stops_its_keeper_still_ends_as_an_outcome(state_dir: st
             command = Command(argv=("sh", "-c", "kill -STOP $PPID; sleep 60"), timeout_s=0.5)
             assert (await box.run(command)).reason is Reason.TIMEOUT
         assert (await box.run(Command(argv=("true",)))).ok
+
+
+SURVIVORS = """
+kill -9 $PPID
+setsid sleep 1000 &
+(sleep 1000 & sleep 1000) &
+exec sleep 1000
+"""
+NAMES = "cat /proc/[0-9]*/comm 2>/dev/null | grep -c sleep; true"
+
+
+async def test_who_kills_its_keeper_ends_with_all_that_it_started_and_with_nothing_else(
+    state_dir: str, jail: JailName
+) -> None:
+    config = SandboxConfig(state_dir=str(state_dir), cgroup_backend="none")
+    async with SandboxHost.start(config) as host, host.acquire(SandboxSpec(jail=jail)) as box:
+        assert (await box.run(Command(argv=("sh", "-c", "sleep 1000 & sleep 1000 &")))).ok
+        async with box.start(Command(argv=("sleep", "1000"))) as beside:
+            outcome = await box.run(Command(argv=("sh", "-c", SURVIVORS), timeout_s=20))
+            assert (outcome.reason, outcome.signal) == (Reason.SIGNAL, 9)
+            assert (await box.run(Command(argv=("sh", "-c", NAMES)))).stdout == b"3\n"
+            assert beside.running
+
+
+STORM = "while :; do kill -9 -1; done"
+MANY_STORMS = "kill -9 $PPID; while :; do (while :; do kill -STOP -1; kill -9 -1; done) & done"
+LATER_STORM = f"(until [ -e now ]; do sleep 0.01; done; {STORM}) & exit 0"
+
+
+async def test_a_storm_of_kills_ends_with_its_command(state_dir: str, jail: JailName) -> None:
+    config = SandboxConfig(state_dir=str(state_dir), cgroup_backend="none")
+    async with SandboxHost.start(config) as host, host.acquire(SandboxSpec(jail=jail)) as box:
+        for storm in (STORM, MANY_STORMS):
+            with anyio.fail_after(30):
+                assert (await box.run(Command(argv=("sh", "-c", storm), timeout_s=60))).signal == 9
+                assert (await box.run(Command(argv=("true",)))).ok
+        assert (await box.run(Command(argv=("sh", "-c", LATER_STORM)))).ok
+        with anyio.fail_after(30):
+            assert (await box.run(Command(argv=("sh", "-c", "touch now; sleep 60"), timeout_s=60))).signal == 9
+            assert (await box.run(Command(argv=("true",)))).ok

@@ -24,7 +24,7 @@ PARTS = {
     "test_files": ("wire", "files", "transfer"),
     "test_archive": ("archive", "archive_io"),
     "test_jail": ("wire", "files", "jail"),
-    "test_sweep": ("wire", "sweep"),
+    "test_sweep": ("wire",),
 }
 FRAMES = (
     encode(

@@ -48,9 +48,8 @@ async def test_a_refused_kill_is_told_to_the_agent_and_tried_again(tmp_path: Pat
     theirs.setblocking(False)
     kinds: list[Kind] = []
     cgroups = Refusing(tmp_path)
-    unreported: dict[int, str] = {}
     link = FrameLink(ours, lambda frame, fds: None, lambda why: None)
-    requests = Requests(link, lambda: 7, cgroups, (), Freezer(None), unreported)
+    requests = Requests(link, lambda: 7, cgroups, (), Freezer(None))
 
     async def be_the_agent() -> None:
         while Kind.KILL not in kinds:
@@ -66,6 +65,6 @@ async def test_a_refused_kill_is_told_to_the_agent_and_tried_again(tmp_path: Pat
                 pass
     assert kinds == [Kind.PUT, Kind.KILL]
     assert cgroups.returned == [str(tmp_path)]
-    assert unreported == {}
+    assert requests._places._set_aside == {}
     link.close()
     theirs.close()
