@@ -29,14 +29,27 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("name", metavar="NAME", help="which benchmark (see below)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report there")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter rounds, under a minute in all")
+    density = parser.add_argument_group("of bench density")
+    density.add_argument("--sandboxes", type=_count, metavar="N", help="how many live at once (default 1000)")
+    density.add_argument("--leased", type=_count, metavar="M", help="of those with limits of their own (default N/10)")
+    density.add_argument("--report", metavar="DIR", help="folder for the picture (default: below runs/)")
     return parser
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 0:
+        raise ValueError
+    return count
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs one benchmark; returns the process's exit status."""
     arguments = build_parser().parse_args(argv)
     try:
-        _measure(arguments.name, arguments.json, quick=arguments.quick)
+        options = {name: getattr(arguments, name) for name in ("sandboxes", "leased", "report")}
+        given = {name: value for name, value in options.items() if value is not None}
+        _measure(arguments.name, arguments.json, quick=arguments.quick, options=given)
     except CannotMeasure as error:
         print(f"error: {error}", file=sys.stderr)
         return CANNOT_MEASURE
@@ -46,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _measure(name: str, json_path: Path | None, *, quick: bool) -> None:
+def _measure(name: str, json_path: Path | None, *, quick: bool, options: dict[str, object]) -> None:
     import msgspec
     from rich.console import Console
 
@@ -54,7 +67,7 @@ def _measure(name: str, json_path: Path | None, *, quick: bool) -> None:
 
     if json_path is not None and not json_path.parent.is_dir():
         raise CannotMeasure(f"--json {json_path}: {json_path.parent} is not a directory")
-    report = run_benchmark(name, quick=quick)
+    report = run_benchmark(name, quick=quick, options=options)
     print_report(report, Console(highlight=False, soft_wrap=True))
     if json_path is not None:
         try:

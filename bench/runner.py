@@ -7,9 +7,12 @@ measuring leaves as `CannotMeasure` with one line for a person, and a bug of our
 from __future__ import annotations
 
 import importlib
+import inspect
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import anyio
 import msgspec
@@ -22,6 +25,7 @@ from sandbox import errors as sandbox_errors
 BENCHMARKS = {
     "sandbox": "what isolation costs: creating sandboxes, running commands in them, beside other ways",
     "pool": "commands in recycled sandboxes from a warm pool, beside one-shot sandboxes and containers",
+    "density": "many sandboxes alive at once: memory, creation rate, commands, closing",
     "lane": "trajectories from the engine to the learner through shared memory, beside pickling and a plain copy",
     "verify": "verdicts per second, beside an unsandboxed interpreter per verdict",
 }
@@ -48,24 +52,30 @@ class Findings(msgspec.Struct, kw_only=True):
 class Benchmark(Protocol):
     """A module of this package that measures something."""
 
-    async def run(self, quick: bool) -> Findings:
-        """Measures; with `quick` in less than a minute."""
+    async def run(self, quick: bool, **options: Any) -> Findings:
+        """Measures; with `quick` in less than a minute. Most take no options."""
         ...
 
 
-def run_benchmark(name: str, *, quick: bool) -> Report:
+def run_benchmark(name: str, *, quick: bool, options: Mapping[str, Any] | None = None) -> Report:
     """Runs one of `BENCHMARKS` on an event loop as the engine's.
 
+    Args:
+        options: of that benchmark alone, by the names of its `run`.
+
     Raises:
-        CannotMeasure: unknown name, or this host cannot run it.
+        CannotMeasure: unknown name or option, or this host cannot run it.
     """
     if name not in BENCHMARKS:
         known = "; ".join(f"{known} ({what})" for known, what in BENCHMARKS.items())
         raise CannotMeasure(f"no benchmark is called {name!r}; there are: {known}")
     module: Benchmark = importlib.import_module(f"bench.{name}.benchmark")
+    options = options or {}
+    if strange := [option for option in options if option not in inspect.signature(module.run).parameters]:
+        raise CannotMeasure(f"--{strange[0]} is not an option of bench {name}")
     machine, started_at, began = this_machine(), datetime.now(UTC), time.monotonic()
     try:
-        findings = anyio.run(module.run, quick, backend_options={"use_uvloop": True})
+        findings = anyio.run(partial(module.run, **options), quick, backend_options={"use_uvloop": True})
     except BaseException as error:
         cause = _first(error)
         if isinstance(cause, _NOT_MEASURED):

@@ -1,0 +1,1 @@
+"""`bench density`: see `benchmark`."""
