@@ -1,38 +1,32 @@
 """The engine's sandboxes: one warden, one parent cgroup, one range of uids.
 
-Owns: the state-directory slot, the warden, the numbers (and so the uids) and cgroup sets of live sandboxes.
-Invariant: a number or set is given out again only after everything that used it is dead; leaving `start` leaves
-no process, cgroup or mount behind.
+Owns: the state-directory slot, the warden, and the numbers (and so the uids) of live jails. Invariant: a number is
+given out again only after everything that used it is dead; leaving `start` leaves no process, cgroup or mount behind.
 """
 
 from __future__ import annotations
 
-import heapq
 import os
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Self
 
 import anyio
-import msgspec
 
 from sandbox.build import ensure_native
+from sandbox.builder import JailBuilder
 from sandbox.cgroup import files
 from sandbox.cgroup.absent import AbsentBackend
-from sandbox.cgroup.pool import SetPool
 from sandbox.cgroup.probe import open_backend
-from sandbox.cgroup.types import LIMIT_NAMES, Backend, CgroupSet
-from sandbox.commands.kept import KeptStreams, Pace
-from sandbox.commands.launch import MINIMAL_ENV
+from sandbox.cgroup.types import Backend
 from sandbox.config import SandboxConfig as SandboxConfig
 from sandbox.config import default_memory_bytes, default_pids
-from sandbox.errors import CapabilityError, ConfigError, StartError
+from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError
 from sandbox.estate.audit import Audit
-from sandbox.estate.stage import stage_filter, stage_native
+from sandbox.estate.numbers import Numbers
+from sandbox.estate.stage import stage_native
 from sandbox.estate.state import (
     UIDS_PER_ENGINE,
     Slot,
@@ -46,23 +40,20 @@ from sandbox.estate.subuid import MORE_UIDS as MORE_SUBUIDS
 from sandbox.estate.subuid import find_subordinate_ids, inner_uids, require_open
 from sandbox.estate.uids import UidClaim, claim_uids, require_unused
 from sandbox.files.pipes import survey_tree
-from sandbox.health.capabilities import cgroup_remedy, controller_remedy, uid_capability, user_namespace_remedy
-from sandbox.images.resolve import IMAGES, resolve_image
-from sandbox.images.types import Image
-from sandbox.jails.plan import JailPlan
-from sandbox.jails.seccomp import build_filter
-from sandbox.jails.start import start_items
-from sandbox.jails.tools import JAILS, NO_NAMESPACES, make_plan
-from sandbox.jails.views import why_shared
+from sandbox.files.tree import Survey
+from sandbox.insist import check_insist, unenforced_by, unenforced_in
+from sandbox.jail import Identity, Jail, JailKey, MountSize
+from sandbox.leasing import Leasing
 from sandbox.protocol.forks import Owner, disown_in_children
 from sandbox.protocol.warden import Warden
-from sandbox.protocol.wire import Item, Tag, number, text
-from sandbox.release import take_back
+from sandbox.protocol.wire import Tag, text
 from sandbox.sandbox import Sandbox
-from sandbox.types import IMAGE_ISOLATION, JailName, Limits, SandboxSpec
+from sandbox.types import MIB, JailName, Limits, SandboxSpec
 
-_KEPT_TEMPLATES = 64
 _CHORES = 4
+_AGENTS_BYTES = 64 * MIB
+_AGENT_BYTES = 2 * MIB
+"""What all agents may take of the memory cap: for a few jails that are being built, and for each that lives."""
 
 
 class SandboxHost:
@@ -79,27 +70,21 @@ class SandboxHost:
         """Why sandboxes share one host uid; empty where each has its own."""
         self._warden = Warden(self._on_died, self._on_warden_end)
         self._places = anyio.Semaphore(config.max_sandboxes)
-        self._building = anyio.Semaphore(config.max_starting or 4 * (os.cpu_count() or 1))
-        self._live: dict[int, Sandbox] = {}
-        self._free_idents: list[int] = []
-        self._next_ident = 0
-        self._templates: dict[tuple[str, JailName, Limits, int], tuple[Image, list[Item]]] = {}
-        self._plans: dict[JailName, JailPlan] = {}
-        self._resolved: set[tuple[str, int]] = set()  # named images and users
+        self._live: dict[int, Jail] = {}
+        self._audits: dict[int, Audit] = {}  # of the leases, by the jail's number
+        self._numbers = Numbers()
         self._chores = anyio.CapacityLimiter(_CHORES)  # threads that no caller's source can use up
-        self._pace = Pace()
         self._warden_gone = False
         self._closing = False
         self._disowned = False
-        self._sockets: set[socket.socket] = set()  # of sandboxes that are being made
         self.backend: Backend = AbsentBackend()
         self.backend_reasons: dict[str, str] = {}
         """For each cgroup backend that was tried and does not work here, or not for every limit: why."""
         self.image_shared = ""
         """Why the latest sandbox without `image_isolation` had to go without."""
-        self._sets: SetPool
+        self._builder = JailBuilder(config, state_dir, self._warden, self._chores)
         self._native: Path
-        self._filter: Path
+        self._leasing: Leasing
 
     # ------------------------------------------------------------------ life
 
@@ -124,6 +109,10 @@ class SandboxHost:
             try:
                 await host._open_warden(native)
                 await anyio.to_thread.run_sync(host._open_cgroups)
+                if host._uids is not None and host._claim is not None:
+                    host._builder.foreign = True
+                    host._numbers.map(host._uids, host._claim.uids)
+                host._leasing = Leasing(host._warden, host.backend, host._chores, host.config.start_timeout_s)
                 yield host
             finally:
                 with anyio.CancelScope(shield=True):
@@ -143,27 +132,21 @@ class SandboxHost:
             require_mapped(Path("/proc/self/uid_map").read_text(), self._uids.start, UIDS_PER_ENGINE)
         native = stage_native(self.state_dir, ensure_native())
         self._native = native
-        try:
-            self._plan("bubblewrap")
-        except CapabilityError as missing:
-            with suppress(CapabilityError):
-                self._plan("nsjail")
-            if not self._plans:
-                raise missing
-        self._filter = stage_filter(self.state_dir, build_filter())
+        self._builder.prepare(native)
         return native
 
     def _open_cgroups(self) -> None:
         """Makes the parent cgroups (blocking), each after its name is known to the warden and on record."""
         config = self.config
+        memory_bytes = config.memory_bytes or default_memory_bytes()
         self.backend, self.backend_reasons = open_backend(
             config.cgroup_backend,
             f"{self._slot.number}-{os.getpid()}",
-            config.memory_bytes or default_memory_bytes(),
+            memory_bytes,
             config.pids or default_pids(),
+            min(memory_bytes, _AGENTS_BYTES + config.max_sandboxes * _AGENT_BYTES),
             self._record,
         )
-        self._sets = SetPool(self.backend)
 
     def _record(self, roots: tuple[str, ...]) -> None:
         anyio.from_thread.run(self._own, roots)
@@ -173,13 +156,6 @@ class SandboxHost:
         items = [text(Tag.DIR, root) for root in roots]
         items.append(text(Tag.PATH, str(self._slot.record_path)))
         await self._warden.own(items, () if self._claim is None else (self._claim.lock_fd,))
-
-    def _plan(self, jail: JailName) -> JailPlan:
-        """The plan of that jail, its tool found and staged at first use (blocking)."""
-        if jail not in self._plans:
-            tool = self.config.bwrap if jail == "bubblewrap" else self.config.nsjail
-            self._plans[jail] = make_plan(jail, self.state_dir, self._native, tool)
-        return self._plans[jail]
 
     async def _open_warden(self, native: Path) -> None:
         """Starts the warden; an unprivileged one with its user's subordinate ids, where there are any for us."""
@@ -203,17 +179,16 @@ class SandboxHost:
     def disown(self) -> list[int]:
         """In a forked child: these sandboxes are the parent's. See `sandbox.protocol.forks`."""
         self._disowned = self._warden_gone = self._closing = True
-        parts: list[Owner] = [self._slot, self._warden, *self._live.values()]
+        parts: list[Owner] = [self._slot, self._warden, self._builder, *self._live.values()]
         parts += [] if self._claim is None else [self._claim]
-        fds = [fd for part in parts for fd in part.disown()]
-        return fds + [one.fileno() for one in self._sockets if one.fileno() >= 0]
+        return [fd for part in parts for fd in part.disown()]
 
     async def _end(self) -> None:
         if self._disowned:
             return
         self._closing = True
-        for box in list(self._live.values()):
-            box.close()
+        for jail in list(self._live.values()):
+            _close(jail)
         await self._warden.aclose()
         for root in self.backend.roots:  # the warden has removed them, unless it was killed
             await anyio.to_thread.run_sync(destroy_cgroup, root)
@@ -226,8 +201,8 @@ class SandboxHost:
     def _on_warden_end(self) -> None:
         """The warden is gone: nothing can be cleaned up but by ending everything."""
         self._warden_gone = True
-        for box in list(self._live.values()):
-            box.mark_dead("the warden has ended")
+        for jail in list(self._live.values()):
+            jail.mark_dead("the warden has ended")
         if not self._closing:
             for root in self.backend.roots[:1]:
                 with suppress(FileNotFoundError):  # emptied and removed meanwhile
@@ -238,16 +213,16 @@ class SandboxHost:
     @property
     def unenforced(self) -> tuple[str, ...]:
         """Limits that this host cannot enforce."""
-        return tuple(name for name in LIMIT_NAMES if not self.backend.enforced[name])
+        return unenforced_by(self.backend)
 
     @property
     def num_live(self) -> int:
-        """Sandboxes that exist now."""
+        """Jails that exist now, leased or not."""
         return len(self._live)
 
     @asynccontextmanager
     async def acquire(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        """A fresh sandbox, ended (and awaited) when the context is left.
+        """A fresh sandbox in a jail of its own, ended (and awaited) when the context is left.
 
         Raises:
             ConfigError: unknown image or name in `insist`, or a workspace that cannot be read or is too large.
@@ -256,135 +231,137 @@ class SandboxHost:
             StartError: the jail did not come up.
             SandboxDiedError: the warden has ended.
         """
-        self._check_insist(spec)
+        check_insist(spec, self.backend, self.backend_reasons)
         asked_s = time.monotonic()
         found = await survey_tree(spec)
-        async with self._places:
-            ident = self._take_ident()
-            cgroups = self._sets.take(spec.limits)
-            box: Sandbox | None = None
-            try:
-                async with self._building:
-                    box = await self._create(ident, spec, cgroups)
-                self._live[ident] = box
-                audit = Audit(ident, self._host_uid(ident), spec, time.monotonic() - asked_s)
-                if found is not None:
-                    await box.fill(found)
-                yield box
-            finally:
-                self._live.pop(ident, None)
-                if box is not None:
-                    box.close()
-                with anyio.CancelScope(shield=True):
-                    await self._release(ident, spec.limits, cgroups, box)
-                if box is not None and not self._disowned:
-                    audit.end(box.unenforced, box.num_commands, box.why_died)
-
-    def _host_uid(self, ident: int) -> int:
-        return os.geteuid() if self._claim is None or self._uids is None else self._claim.uids[ident]
-
-    def _check_insist(self, spec: SandboxSpec) -> None:
-        for name in spec.insist:
-            if name not in (*LIMIT_NAMES, IMAGE_ISOLATION):
-                raise ConfigError("spec.insist", name, f"must be one of {', '.join((*LIMIT_NAMES, IMAGE_ISOLATION))}")
-            if name in self.unenforced:
-                why = "; ".join(self.backend_reasons.values()) or "the cgroup backend is 'none'"
-                remedy = cgroup_remedy() if self.backend.name == "none" else controller_remedy((name,))
-                raise CapabilityError(f"this host cannot enforce the limit {name} ({why})", f"{remedy}; or drop it")
-
-    def _take_ident(self) -> int:
-        if self._free_idents:
-            return heapq.heappop(self._free_idents)
-        self._next_ident += 1
-        return self._next_ident - 1
-
-    async def _create(self, ident: int, spec: SandboxSpec, cgroups: CgroupSet) -> Sandbox:
-        image = await self._resolve(spec)
-        if spec.jail not in self._plans:
-            await anyio.to_thread.run_sync(self._plan, spec.jail)
+        jail = await self.build(spec.image, spec.jail, spec.user, spec.limits)
         try:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        except OSError as error:
-            raise StartError(f"no socket for a sandbox: {error.strerror}") from error
-        self._sockets |= {ours, theirs}
-        try:
-            with theirs:
-                items = [*self._own_items(ident, cgroups), *self._template(image, spec)]
-                with anyio.fail_after(self.config.start_timeout_s):
-                    shared = await self._warden.start(ident, items, [theirs.fileno()])
-            env = {**MINIMAL_ENV, "PATH": image.path, **image.env, **spec.env}
-            kept = KeptStreams(self._pace)
-            return Sandbox(ours, spec, env, cgroups, self._unenforced_by(shared, image, spec), kept)
-        except TimeoutError:
-            ours.close()
-            raise StartError(f"the jail was not ready after {self.config.start_timeout_s} s") from None
-        except StartError as error:
-            ours.close()
-            why = JAILS[spec.jail].explain(str(error))
-            if any(words in why for words in NO_NAMESPACES):
-                fake_root = uid_capability()
-                remedy = fake_root.remedy if fake_root.required and not fake_root.ok else user_namespace_remedy()
-                raise CapabilityError(f"this host does not let a jail be built: {why}", remedy) from error
-            raise StartError(why) from error
-        except BaseException:
-            ours.close()
-            raise
+            yield await self._lease(jail, spec, found, asked_s)
         finally:
-            self._sockets -= {ours, theirs}
+            await self.destroy(jail)
 
-    async def _resolve(self, spec: SandboxSpec) -> Image:
-        """On the loop only where it costs a few `stat`s: a named image that was resolved before."""
-        foreign, key = self._uids is not None, (spec.image, spec.user)
-        if key in self._resolved:
-            return resolve_image(spec.image, self.state_dir, foreign=foreign, user=spec.user)
-        resolve = partial(resolve_image, spec.image, self.state_dir, foreign=foreign, user=spec.user)
-        image = await anyio.to_thread.run_sync(resolve, limiter=self._chores)
-        if spec.image in IMAGES and len(self._resolved) < _KEPT_TEMPLATES:
-            self._resolved.add(key)
-        return image
+    async def build(
+        self, image: str = "host", jail: JailName = "bubblewrap", user: int = 1000, limits: Limits | None = None
+    ) -> Jail:
+        """A new jail, ready to be leased; `destroy` must follow. Cancelled, nothing of it is left.
 
-    def _unenforced_by(self, error: int, image: Image, spec: SandboxSpec) -> tuple[str, ...]:
-        """What a sandbox goes without, whose image could not be covered for that errno (0: it is covered)."""
-        if error == 0:
-            return self.unenforced
-        self.image_shared = why_shared(error, image, Path("/proc/self/mountinfo").read_text())
-        if IMAGE_ISOLATION in spec.insist:
-            remedy = "use Linux 5.11 or later and a directory image without mounts below it, or drop it from `insist`"
-            raise CapabilityError(f"siblings would share the image's inodes: {self.image_shared}", remedy)
-        return (*self.unenforced, IMAGE_ISOLATION)
+        It waits for a place among `max_sandboxes`, and for a turn among `max_starting`. A lease must ask for the same
+        image, jail and user.
 
-    def _own_items(self, ident: int, cgroups: CgroupSet) -> list[Item]:
-        """What is this sandbox's alone; comes first, for the cgroups are joined before the uid changes."""
-        with files.vanishing():
-            plan = cgroups.start_plan()
-        items = [text(Tag.DIR, path) for path in plan.make]
-        items += [text(Tag.SET, path, value) for path, value in plan.write]
-        items += [text(Tag.JOIN, path) for path in plan.join]
-        if self._uids is not None:
-            if ident >= len(self._uids):
-                raise StartError(f"all {len(self._uids)} host uids of this engine are in use, or were not given back")
-            uid = self._uids[ident]
-            items.append(number(Tag.IDS, uid, uid))
-        return items
+        Args:
+            limits: the disk size and inodes of its writable mounts; a lease with equal ones needs no new mounts.
 
-    def _template(self, image: Image, spec: SandboxSpec) -> list[Item]:
-        """What every sandbox of that image, jail, limits and user shares; remembered while the image stays the same."""
-        limits = spec.limits
-        key = (image.name, spec.jail, limits, spec.user)
-        known = self._templates.get(key)
-        if known is not None and known[0] == image:
-            return known[1]
-        plan = msgspec.structs.replace(self._plans[spec.jail], user=spec.user)
-        items = start_items(JAILS[spec.jail], plan, image, limits, self._filter)
-        while len(self._templates) >= _KEPT_TEMPLATES:
-            del self._templates[next(iter(self._templates))]
-        self._templates[key] = (image, items)
-        return items
+        Raises:
+            ConfigError: there is no such image, or its path cannot be told to the jail tool.
+            CapabilityError: the host lacks the jail tool, or cannot isolate at all.
+            StartError: it did not come up.
+            SandboxDiedError: the warden has ended.
+        """
+        key, size = JailKey(image, jail, user), MountSize.of(limits or Limits())
+        await self._places.acquire()
+        ident = self._numbers.take()
+        try:
+            inner_uid, host_uid = self._numbers.uids(ident)
+            who = Identity(ident, inner_uid, host_uid)
+            built = await self._builder.build(key, size, who, self.backend.agents)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self._end_number(ident, None)
+            raise
+        self._live[ident] = built
+        return built
 
-    async def _release(self, ident: int, limits: Limits, cgroups: CgroupSet, box: Sandbox | None) -> None:
-        """Ends a jail; keeps its cgroups for the next one unless they may be half made (there is no `box`)."""
-        if self._warden_gone:
-            return  # numbers and sets are not given out any more
-        pool = None if box is None or self._closing else self._sets
-        if await take_back(self._warden, ident, limits, cgroups, box, pool, self._chores):
-            heapq.heappush(self._free_idents, ident)
+    async def lease(self, jail: Jail, spec: SandboxSpec, *, waited_s: float = 0.0) -> Sandbox:
+        """Hands a jail out that is `ready`: its agent answers, its mounts have the spec's size, its control groups the
+        spec's limits, and `spec.workspace` is copied in.
+
+        A spec with the disk size and inodes of the lease before costs one question to the agent, another one new
+        mounts. After an exception, or cancelled, the jail serves on where it is `ready` still; else `destroy` it.
+
+        Args:
+            waited_s: seconds that the tenant has waited, for the audit.
+
+        Raises:
+            ConfigError: the spec asks for another image, jail tool or user, or for a workspace that cannot be read.
+            CapabilityError: the host cannot enforce what the spec insists on.
+            StartError: it got no new mounts.
+            SandboxDiedError: the jail is not ready, its agent is dead or does not answer, or the warden has ended.
+        """
+        check_insist(spec, self.backend, self.backend_reasons)
+        if JailKey.of(spec) != jail.key:
+            raise ConfigError("spec", JailKey.of(spec), f"this jail serves {jail.key} alone")
+        asked_s = time.monotonic() - waited_s
+        found = await survey_tree(spec)
+        return await self._lease(jail, spec, found, asked_s)
+
+    async def _lease(self, jail: Jail, spec: SandboxSpec, found: Survey | None, asked_s: float) -> Sandbox:
+        if not jail.ready:
+            raise SandboxDiedError(jail.why_died or "the jail is not ready for a lease")
+        self.image_shared = jail.why_shared or self.image_shared
+        unenforced = unenforced_in(jail, spec, self.backend)
+        box = await self._leasing.lease(jail, spec, unenforced, found)
+        self._audits[jail.number] = Audit(jail.number, jail.host_uid, spec, time.monotonic() - asked_s)
+        return box
+
+    async def reset(self, sandbox: Sandbox) -> bool:
+        """Ends a lease and makes its jail new for the next one: processes, IPC, mounts, control groups.
+
+        What still runs of its commands gets the outcome `killed`; later calls raise `SandboxDiedError`.
+
+        Returns:
+            True: nothing of the lease is left, as far as the kernel tells, and the jail is `ready`. False: that could
+            not be proven within 15 s (`Jail.why_unclean`), and `destroy` must follow. Cancelled, it must too.
+        """
+        clean = await self._leasing.reset(sandbox)
+        if clean:
+            self._end_audit(sandbox)
+        return clean
+
+    async def destroy(self, jail: Jail) -> bool:
+        """Ends a jail, with its lease if it has one, and waits until nothing of it is left; idempotent.
+
+        Returns:
+            True: its number, and so its uid, is free again. False: something does not end within 20 s; number, uid and
+            control groups are set aside until the engine's end. Cancellation waits for it.
+        """
+        if jail.ending is not None:
+            await jail.ending.wait()
+            return jail.gone
+        jail.ending = anyio.Event()
+        box = jail.sandbox
+        _close(jail)
+        try:
+            with anyio.CancelScope(shield=True):
+                self._live.pop(jail.number, None)
+                jail.gone = await self._end_number(jail.number, jail)
+        finally:
+            jail.ending.set()
+        if box is not None:
+            self._end_audit(box)
+        return jail.gone
+
+    async def _end_number(self, ident: int, jail: Jail | None) -> bool:
+        """Ends what a number stands for; its place is free in any case, it itself where nothing is left."""
+        try:
+            if self._warden_gone:
+                return False  # numbers and control groups are not given out any more
+            if jail is None:
+                gone = await self._leasing.end_number(ident)
+            else:
+                gone = await self._leasing.end(jail, keep=not self._closing)
+            if gone:
+                self._numbers.put(ident)
+            return gone
+        finally:
+            self._places.release()
+
+    def _end_audit(self, box: Sandbox) -> None:
+        audit = self._audits.pop(box.jail.number, None)
+        if audit is not None and not self._disowned:
+            audit.end(box.unenforced, box.num_commands, box.why_died)
+
+
+def _close(jail: Jail) -> None:
+    if jail.sandbox is not None:
+        jail.sandbox.close()
+    jail.close()

@@ -1,13 +1,12 @@
-"""A live sandbox: commands and files, over the socket of its agent.
+"""A live sandbox: commands and files, over the socket of its jail's agent.
 
-Owns: that socket and the running commands. Invariant: a path that sandboxed code controls is only ever resolved
-inside, by the agent; what comes out is checked again here.
+Owns: one lease of a jail, with its running commands. Invariant: a path that sandboxed code controls is only ever
+resolved inside, by the agent; what comes out is checked again here.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import BinaryIO, Literal
@@ -27,8 +26,8 @@ from sandbox.files.caps import Caps
 from sandbox.files.pipes import fetch_tree, send_survey, upload_tar
 from sandbox.files.transfer import absolute, get_file, put_file
 from sandbox.files.tree import Survey
+from sandbox.jail import Jail
 from sandbox.protocol.forks import Owner
-from sandbox.protocol.link import FrameLink
 from sandbox.protocol.places import MAX_COMMANDS, Places
 from sandbox.protocol.requests import Requests
 from sandbox.protocol.wire import Frame, Kind, encode
@@ -38,20 +37,21 @@ _CLEAN_UP_S = 15.0
 
 
 class Sandbox:
-    """Made by `SandboxHost.acquire`; usable until that context ends.
+    """Made by `SandboxHost.acquire` (or `lease`); usable until that context (or lease) ends.
 
     Several commands may run at once, and background processes of finished ones live on until the sandbox ends.
     """
 
     def __init__(
         self,
-        end: socket.socket,
+        jail: Jail,
         spec: SandboxSpec,
         env: dict[str, str],
         cgroups: CgroupSet,
         unenforced: Sequence[str],
         kept: KeptStreams,
     ) -> None:
+        self.jail = jail
         self.spec = spec
         self.unenforced = tuple(unenforced)
         self._env = env
@@ -61,7 +61,6 @@ class Sandbox:
         self._running: dict[int, Process] = {}
         self._places = Places(cgroups, MAX_COMMANDS)
         self._kept = kept
-        self._next_ident = 0
         self.num_commands = 0
         """Started so far."""
         self.workspace_skipped: tuple[Skipped, ...] = ()
@@ -69,13 +68,18 @@ class Sandbox:
         self._died: str | None = None
         self._closed = False
         begin(cgroups)
-        self._link = FrameLink(end, self._on_frame, self._on_end)
-        self._requests = Requests(self._link, self._take_ident, cgroups, self._limits, self._freezer)
+        self._link = jail.begin_lease(self._on_frame, self.mark_dead)
+        self._requests = Requests(self._link, jail.take_ident, cgroups, self._limits)
 
     @property
     def why_died(self) -> str | None:
         """Why it ended by itself; None where it was closed, or lives."""
         return self._died
+
+    @property
+    def cgroups(self) -> CgroupSet:
+        """What holds its commands; the host's to give back."""
+        return self._cgroups
 
     @property
     def alive(self) -> bool:
@@ -96,19 +100,16 @@ class Sandbox:
             elif self._requests.answered(frame, fds):
                 return
         except ProtocolError as error:
-            self._on_end(str(error))
+            self.jail.mark_dead(f"the sandbox has died ({error})")
         for fd in fds:
             os.close(fd)
 
-    def _on_end(self, why: str) -> None:
-        self.mark_dead(f"the sandbox has died ({why})")
-
     def mark_dead(self, why: str) -> None:
-        """Ends every waiter with `SandboxDiedError`; idempotent."""
+        """Told by the jail: ends every waiter with `SandboxDiedError`; idempotent."""
         if not self.alive:
             return
         self._died = why
-        self._link.close()
+        self._link.end()
         self._drop(Reason.SIGNAL, why)
 
     def _drop(self, reason: Reason, why: str) -> None:
@@ -121,10 +122,15 @@ class Sandbox:
 
     def close(self) -> None:
         """Ends the agent, and with it every process; running commands get the outcome `killed`. Idempotent."""
+        self.end_lease()
+        self.jail.close()
+
+    def end_lease(self) -> None:
+        """The same, but for the jail and what runs in it: those are the host's to clean. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        self._link.close()
+        self._link.end()
         self._drop(Reason.KILLED, "the sandbox was closed")
         self._kept.close()
 
@@ -132,7 +138,8 @@ class Sandbox:
         """See `sandbox.protocol.forks`."""
         self._closed = True
         self._freezer.disown()
-        parts: list[Owner] = [self._link, self._kept, self._places, self._requests, *self._running.values()]
+        self._link.end()
+        parts: list[Owner] = [self._kept, self._places, self._requests, *self._running.values()]
         return [fd for part in parts for fd in part.disown()]
 
     def _require_alive(self) -> None:
@@ -146,10 +153,6 @@ class Sandbox:
         if self._freezer.frozen:
             raise SandboxFrozenError("the sandbox is frozen; thaw it first")
 
-    def _take_ident(self) -> int:
-        self._next_ident = (self._next_ident + 1) & 0x7FFFFFFF
-        return self._next_ident
-
     # ------------------------------------------------------------------ standing still
 
     @property
@@ -161,9 +164,9 @@ class Sandbox:
         """Stops every process where it is, without a trace in it; returns when all stand still.
 
         Time goes on: a command whose `timeout_s` is over is killed, its outcome comes as ever, and closing, killing
-        and leaving contexts work. What needs an answer from inside (`start`, `run`, files) raises
-        `SandboxFrozenError`; what had begun waits, but not for ever: `read_file` and `usage` 30 s, `write_file` 60 s,
-        trees their own deadline. Frozen already: nothing happens. Cancelled: all go on.
+        and leaving contexts work. What would run inside (`start`, `run`, files) raises `SandboxFrozenError`; what had
+        begun waits, but not for ever: `read_file` and `usage` 30 s, `write_file` 60 s, trees their own deadline.
+        Frozen already: nothing happens. Cancelled: all go on.
 
         Raises:
             CapabilityError: the host has no cgroup v2 tree for this sandbox.
@@ -172,8 +175,6 @@ class Sandbox:
         """
         self._require_alive()
         await self._freezer.freeze()
-        for process in list(self._running.values()):
-            process.silenced()
 
     async def thaw(self) -> None:
         """Lets every process go on; does nothing when the sandbox is not frozen.
@@ -227,7 +228,7 @@ class Sandbox:
         """
         check_modes(command, len(fds), stdin, output)
         self._require_answering()
-        ident = self._take_ident()
+        ident = self.jail.take_ident()
         leaf = await self._places.take(ident)
         try:
             modes = {"piped": stdin == "pipe", "stream": output == "stream"}
@@ -256,15 +257,13 @@ class Sandbox:
         self._kept.add(process.take_open_streams())
         if not self.alive:
             self._kept.close()
-        if process.unreported:
-            self._places.set_aside(ident, process.leaf)
-        else:
-            self._places.give_back(process.leaf)
+        self._places.give_back(process.leaf)
 
     async def _launch(
         self, ident: int, command: Command, fds: Sequence[int], leaf: str | None, *, piped: bool, stream: bool
     ) -> Process:
         frame = run_frame(ident, command, self._env, self._limits, max(3, len(fds)), keeper=leaf is None)
+        full = self._cgroups.is_full()
         for other in self._running.values():
             other.alone = False
         alone = not self._running and self._cgroups.idle()
@@ -282,6 +281,10 @@ class Sandbox:
         process.alone = alone
         self._running[ident] = process
         self.num_commands += 1
+        if full:
+            self._places.over(ident)
+            process.refused_by_limit(piped=piped)
+            return process
         joins = self._cgroups.join_files(leaf) if leaf is not None else ()
         try:
             await send_run(self._link, frame, process, command, fds, joins, piped=piped)
@@ -292,10 +295,8 @@ class Sandbox:
             raise
         return process
 
-    def _ask_kill(self, ident: int) -> bool:
-        """Tells the agent; False when it stands still, and only hears of it later."""
+    def _ask_kill(self, ident: int) -> None:
         self._link.post(encode(Kind.KILL, ident))
-        return not self.frozen
 
     # ------------------------------------------------------------------ files
 

@@ -21,6 +21,12 @@ class AbsentSet:
     def freezer(self) -> str | None:
         return None
 
+    def is_empty(self) -> bool:
+        return True
+
+    def is_full(self) -> bool:
+        return False
+
     def remove_paths(self) -> tuple[str, ...]:
         return ()
 
@@ -72,10 +78,11 @@ class AbsentBackend:
 
     def __init__(self) -> None:
         self.roots: tuple[str, ...] = ()
+        self.agents: tuple[str, ...] = ()
         self.enforced: Mapping[str, bool] = {"memory": False, "cpus": False, "pids": False, "disk": True}
         self.note = ""
 
-    def open(self, memory_bytes: int, pids: int) -> None:
+    def open(self, memory_bytes: int, pids: int, agents_bytes: int) -> None:
         """Nothing to make."""
 
     def new_set(self, index: int, limits: Limits) -> AbsentSet:

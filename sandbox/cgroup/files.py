@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sandbox.errors import SandboxDiedError, SandboxError
@@ -48,6 +48,15 @@ def write(path: str, value: str) -> None:
         os.write(fd, value.encode())
     finally:
         os.close(fd)
+
+
+def carry_out(make: Iterable[str], writes: Iterable[tuple[str, str]]) -> None:
+    """Makes directories (there already: fine) and writes values, in order."""
+    for directory in make:
+        with suppress(FileExistsError):
+            os.mkdir(directory)
+    for path, value in writes:
+        write(path, value)
 
 
 def keyed(path: str, key: str) -> int:

@@ -1,8 +1,7 @@
 """Limits by cgroup v1, killing and accounting by the v2 tree beside it.
 
-Layout, for set n of an engine E:  <memory>/E/sN and <memory>/E/sN/c (commands), <pids>/E/sN, <cpu>/E/sN,
-<v2>/E/sN and leaves <v2>/E/sN/cK. The agent lives in sN and commands in sN/c, with less memory: a workspace full
-of data lets a command die, never the agent.
+Layout, for set n of an engine E: <memory>/E/sN, <pids>/E/sN, <cpu>/E/sN, <v2>/E/sN and its leaves <v2>/E/sN/cK. All
+agents live in E/agents of each hierarchy: what runs out of memory is a command, never an agent.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from typing import Literal
 from sandbox.cgroup import files, swap
 from sandbox.cgroup.leaves import Leaves
 from sandbox.cgroup.types import CgroupPlan, Live, Reading
-from sandbox.types import MIB, Limits
+from sandbox.types import Limits
 
-AGENT_BYTES = 16 * MIB
-AGENT_PIDS = 1
 PERIOD_US = 100_000
+AGENTS = "agents"
+AGENTS_SHARES = 262_144
+"""Of the processors, beside 1,024 of each sandbox: agents do little, and every command waits for one."""
 
 
 class HybridSet:
@@ -30,40 +30,40 @@ class HybridSet:
         self._memory, self._pids, self._cpu, self._tree = (
             f"{roots[name]}/s{index}" for name in ("memory", "pids", "cpu", "v2")
         )
-        self._commands = f"{self._memory}/c"
         self._leaves = Leaves(self._tree, reuse=True)
         self._made = False
         self._cpu_before_us = 0
+        self._peak_bytes = 0  # of earlier commands of this tenant
 
     def start_plan(self) -> CgroupPlan:
-        join = tuple(f"{path}/cgroup.procs" for path in (self._tree, self._memory, self._pids, self._cpu))
         if self._made:
             self._leaves.all_free()
-            return CgroupPlan(join=join)
+            return CgroupPlan()
         self._made = True
         limits = self._limits
-        memory = limits.memory_bytes + limits.disk_bytes
-        make = (self._tree, self._leaves.first(), self._memory, self._commands, self._pids, self._cpu)
+        make = (self._tree, self._leaves.first(), self._memory, self._pids, self._cpu)
         write = [
-            *self._cap_memory(self._memory, memory + AGENT_BYTES),
-            *self._cap_memory(self._commands, memory),
-            (f"{self._pids}/pids.max", str(limits.pids + AGENT_PIDS)),
+            *_cap_memory(self._memory, limits.memory_bytes + limits.disk_bytes),
+            (f"{self._pids}/pids.max", str(limits.pids)),
             (f"{self._cpu}/cpu.cfs_period_us", str(PERIOD_US)),
             (f"{self._cpu}/cpu.cfs_quota_us", str(int(limits.cpus * PERIOD_US))),
         ]
-        return CgroupPlan(make, tuple(write), join)
-
-    def _cap_memory(self, directory: str, value: int) -> list[tuple[str, str]]:
-        writes = [(f"{directory}/memory.limit_in_bytes", str(value))]
-        if swap_is_counted(os.path.dirname(self._memory)):
-            writes.append((f"{directory}/memory.memsw.limit_in_bytes", str(value)))
-        return writes
+        return CgroupPlan(make, tuple(write))
 
     def kill_file(self) -> str | None:
         return f"{self._tree}/cgroup.kill"
 
     def freezer(self) -> str | None:
         return self._tree
+
+    def is_empty(self) -> bool:
+        return not files.populated(self._tree) and self._num_pids() == 0
+
+    def is_full(self) -> bool:
+        return self._num_pids() >= self._limits.pids
+
+    def _num_pids(self) -> int:
+        return int(files.read(f"{self._pids}/pids.current"))
 
     def remove_paths(self) -> tuple[str, ...]:
         return self._tree, self._memory, self._pids, self._cpu
@@ -72,7 +72,7 @@ class HybridSet:
         return int(files.read(f"{self._memory}/memory.usage_in_bytes"))
 
     def empty(self) -> None:
-        files.write(f"{self._commands}/memory.force_empty", "0")
+        files.write(f"{self._memory}/memory.force_empty", "0")
 
     def take_leaf(self) -> str | None:
         return self._leaves.take()
@@ -84,30 +84,35 @@ class HybridSet:
         return self._leaves.idle()
 
     def join_files(self, leaf: str) -> tuple[str, ...]:
-        return f"{self._commands}/cgroup.procs", f"{leaf}/cgroup.procs"
+        return *(f"{path}/cgroup.procs" for path in (self._memory, self._pids, self._cpu)), f"{leaf}/cgroup.procs"
 
     def kill_leaf(self, leaf: str) -> None:
         files.write(f"{leaf}/cgroup.kill", "1")
 
     def reset_peak(self) -> None:
-        files.write(f"{self._commands}/memory.max_usage_in_bytes", "0")
+        self._peak_bytes = max(self._peak_bytes, self._read_peak())
+        files.write(f"{self._memory}/memory.max_usage_in_bytes", "0")
+
+    def _read_peak(self) -> int:
+        return int(files.read(f"{self._memory}/memory.max_usage_in_bytes"))
 
     @property
     def peak_is_the_leafs(self) -> bool:
         return False
 
     def peak_bytes(self, leaf: str | None) -> int | None:
-        return int(files.read(f"{self._commands}/memory.max_usage_in_bytes"))
+        return self._read_peak()
 
     def read(self, leaf: str | None) -> Reading:
         return Reading(
-            oom_kills=files.keyed(f"{self._commands}/memory.oom_control", "oom_kill"),
+            oom_kills=files.keyed(f"{self._memory}/memory.oom_control", "oom_kill"),
             pids_refused=files.keyed(f"{self._pids}/pids.events", "max"),
             cpu_us=files.keyed(f"{leaf}/cpu.stat", "usage_usec") if leaf else None,
         )
 
     def begin(self) -> None:
         files.write(f"{self._memory}/memory.max_usage_in_bytes", "0")
+        self._peak_bytes = 0
         self._cpu_before_us = self._cpu_us()
 
     def _cpu_us(self) -> int:
@@ -116,10 +121,17 @@ class HybridSet:
     def live(self) -> Live:
         return Live(
             memory_bytes=int(files.read(f"{self._memory}/memory.usage_in_bytes")),
-            peak_memory_bytes=int(files.read(f"{self._memory}/memory.max_usage_in_bytes")),
+            peak_memory_bytes=max(self._peak_bytes, self._read_peak()),
             cpu_us=self._cpu_us() - self._cpu_before_us,
-            pids=max(0, int(files.read(f"{self._pids}/pids.current")) - AGENT_PIDS),
+            pids=self._num_pids(),
         )
+
+
+def _cap_memory(directory: str, value: int) -> list[tuple[str, str]]:
+    writes = [(f"{directory}/memory.limit_in_bytes", str(value))]
+    if swap_is_counted(os.path.dirname(directory)):
+        writes.append((f"{directory}/memory.memsw.limit_in_bytes", str(value)))
+    return writes
 
 
 def swap_is_counted(directory: str) -> bool:
@@ -136,10 +148,12 @@ class HybridBackend:
         self._roots = {kind: f"{parent}/rollout-{engine}" for kind, parent in parents.items()}
         self.roots: tuple[str, ...] = tuple(self._roots[kind] for kind in ("v2", "memory", "pids", "cpu"))
         self.enforced: Mapping[str, bool] = {"memory": True, "cpus": True, "pids": True, "disk": True}
+        self._agents = {kind: f"{root}/{AGENTS}" for kind, root in self._roots.items()}
+        self.agents: tuple[str, ...] = tuple(f"{directory}/cgroup.procs" for directory in self._agents.values())
         self.note = ""
         self.gap = ""
 
-    def open(self, memory_bytes: int, pids: int) -> None:
+    def open(self, memory_bytes: int, pids: int, agents_bytes: int) -> None:
         made: list[str] = []
         try:
             for root in self.roots:
@@ -156,6 +170,11 @@ class HybridBackend:
                 self.gap = swap.WHY_UNCOUNTED
                 self.enforced = {**self.enforced, "memory": False}
             files.write(f"{self._roots['pids']}/pids.max", str(pids))
+            for directory in self._agents.values():
+                os.mkdir(directory)
+                made.append(directory)
+            files.carry_out((), _cap_memory(self._agents["memory"], agents_bytes))
+            files.write(f"{self._agents['cpu']}/cpu.shares", str(AGENTS_SHARES))
         except OSError:
             for root in reversed(made):
                 os.rmdir(root)

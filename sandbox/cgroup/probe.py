@@ -35,11 +35,17 @@ def _unified(places: Hierarchies, engine: str) -> UnifiedBackend | str:
 
 
 def open_backend(
-    wanted: BackendName, engine: str, memory_bytes: int, pids: int, record: Callable[[tuple[str, ...]], None]
+    wanted: BackendName,
+    engine: str,
+    memory_bytes: int,
+    pids: int,
+    agents_bytes: int,
+    record: Callable[[tuple[str, ...]], None],
 ) -> tuple[Backend, dict[str, str]]:
     """Opens the wanted backend, or for `auto` the first that works, with the caps for all sandboxes together.
 
     Args:
+        agents_bytes: of them, what all agents may take.
         record: is told the directories before they are made, so that they can be found after a crash.
 
     Returns:
@@ -60,7 +66,7 @@ def open_backend(
             continue
         record(candidate.roots)
         try:
-            candidate.open(memory_bytes, pids)
+            candidate.open(memory_bytes, pids, agents_bytes)
         except OSError as error:
             reasons[name] = f"{error.filename or 'cgroup'}: {error.strerror}"
             record(())

@@ -1,7 +1,8 @@
 """What a cgroup backend offers: plans for the warden, and readings.
 
-Invariant: a backend only plans (which directories, which values, what to join) and reads; the warden makes and
-removes what belongs to a sandbox, so that nothing outlives the engine. A `CgroupSet` serves one sandbox at a time.
+Invariant: a backend only plans (which directories, which values, what to join) and reads; everything is made below
+the engine's own parents, which the warden removes, so that nothing outlives the engine. Agents (and the tools that
+build their jails) live together in one cgroup; a `CgroupSet` holds what one sandbox runs, for one lease at a time.
 """
 
 from __future__ import annotations
@@ -27,21 +28,19 @@ class Reading(NamedTuple):
 
 
 class Live(NamedTuple):
-    """What a sandbox holds and has used since `begin`; None where no file tells."""
+    """What a sandbox's commands hold and have used since `begin`; None where no file tells."""
 
     memory_bytes: int | None = None
     peak_memory_bytes: int | None = None
     cpu_us: int | None = None
     pids: int | None = None
-    """Without the agent."""
 
 
 class CgroupPlan(msgspec.Struct, frozen=True):
-    """What a jail's first process does, in order, before anything else."""
+    """Directories to make, then values to write."""
 
     make: tuple[str, ...] = ()
     write: tuple[tuple[str, str], ...] = ()
-    join: tuple[str, ...] = ()
 
 
 class CgroupSet(Protocol):
@@ -51,13 +50,19 @@ class CgroupSet(Protocol):
     """
 
     def start_plan(self) -> CgroupPlan:
-        """What to make and join at the start; short for a set that was used before."""
+        """What to make before the first command; empty for a set that was used before."""
 
     def kill_file(self) -> str | None:
-        """Writing 1 here kills the whole sandbox; None where the host has no such file."""
+        """Writing 1 here kills all that the sandbox runs; None where the host has no such file."""
 
     def freezer(self) -> str | None:
-        """The v2 directory of the whole sandbox, with `cgroup.freeze` and `cgroup.events`; None where there is none."""
+        """The v2 directory of all that it runs, with `cgroup.freeze` and `cgroup.events`; None where there is none."""
+
+    def is_empty(self) -> bool:
+        """Does nobody live in it? (True where it cannot be known.)"""
+
+    def is_full(self) -> bool:
+        """Is its process limit reached, so that no further command may begin?"""
 
     def remove_paths(self) -> tuple[str, ...]:
         """Directories to remove (with everything below) when the set is not kept."""
@@ -119,11 +124,15 @@ class Backend(Protocol):
         """The engine's parent cgroups, the one with `cgroup.kill` first; removed at its end."""
 
     @property
+    def agents(self) -> tuple[str, ...]:
+        """The `cgroup.procs` files that a jail's first process joins, in order."""
+
+    @property
     def note(self) -> str:
         """What opening it changed beside its own cgroups; empty for nothing."""
 
-    def open(self, memory_bytes: int, pids: int) -> None:
-        """Makes the parent cgroups with the caps for all sandboxes together.
+    def open(self, memory_bytes: int, pids: int, agents_bytes: int) -> None:
+        """Makes the parent cgroups with the caps for all sandboxes together, and the agents' with its share.
 
         Raises:
             OSError: the host refuses; nothing of it is left.

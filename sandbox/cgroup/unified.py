@@ -1,9 +1,9 @@
 """Limits, killing and accounting by cgroup v2 alone.
 
-Layout, for set n of an engine E:  E/sN (all limits), E/sN/agent (pid 1), E/sN/c (the commands' memory limit) and
-E/sN/c/cK (one leaf per command), for v2 wants processes in leaves only. The commands have less memory than the
-sandbox, so that what is out of memory is one of them and never the agent, also where a workspace full of data leaves
-no room. Every command gets a fresh leaf: its peak, its out-of-memory kills and its refused forks are its own.
+Layout, for set n of an engine E: E/sN (all limits) and E/sN/cK (one leaf per command), for v2 wants processes in
+leaves only; all agents live in E/agents, so that what is out of memory is a command and never an agent, also where a
+workspace full of data leaves no room. Every command gets a fresh leaf: its peak, its out-of-memory kills and its
+refused forks are its own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from sandbox.cgroup import files, swap
 from sandbox.cgroup.delegation import LEAF, Delegation, claim
 from sandbox.cgroup.leaves import Leaves
 from sandbox.cgroup.types import CgroupPlan, Live, Reading
-from sandbox.types import MIB, Limits
+from sandbox.types import Limits
 
-AGENT_BYTES = 16 * MIB
-AGENT_PIDS = 1
+AGENTS = "agents"
+AGENTS_WEIGHT = 10_000
+"""Of the processors, beside 100 of each sandbox: agents do little, and every command waits for one."""
 PERIOD_US = 100_000
 LIMIT_OF = {"memory": "memory", "cpu": "cpus", "pids": "pids"}
 """The limit that each controller enforces."""
@@ -40,42 +41,34 @@ class UnifiedSet:
     ) -> None:
         self._root = root
         self._top = f"{root}/s{index}"
-        self._agent = f"{self._top}/agent"
-        self._commands = f"{self._top}/c"
         self._limits = limits
         self._controllers = controllers
         self._refusals_are_local = refusals_are_local
-        self._leaves = Leaves(self._commands, reuse=False)
+        self._leaves = Leaves(self._top, reuse=False)
         self._made = False
         self._num_tenants = 0
         self._cpu_before_us = 0
 
     def start_plan(self) -> CgroupPlan:
-        join = (f"{self._agent}/cgroup.procs",)
         if self._made:
             self._leaves.all_free()
-            return CgroupPlan(join=join)
+            return CgroupPlan()
         self._made = True
-        make = (self._top, self._agent, self._commands, self._leaves.first())
-        return CgroupPlan(make, tuple(self._writes()), join)
+        return CgroupPlan((self._top, self._leaves.first()), tuple(self._writes()))
 
     def _writes(self) -> list[tuple[str, str]]:
         limits, writes = self._limits, []
         memory = limits.memory_bytes + limits.disk_bytes
         if "memory" in self._controllers:
-            writes += [(f"{self._top}/memory.max", str(memory + AGENT_BYTES))]
+            writes += [(f"{self._top}/memory.max", str(memory))]
             if os.path.exists(f"{self._root}/memory.swap.max"):
                 writes += [(f"{self._top}/memory.swap.max", "0")]
         if "pids" in self._controllers:
-            writes += [(f"{self._top}/pids.max", str(limits.pids + AGENT_PIDS))]
+            writes += [(f"{self._top}/pids.max", str(limits.pids))]
         if "cpu" in self._controllers:
             writes += [(f"{self._top}/cpu.max", f"{int(limits.cpus * PERIOD_US)} {PERIOD_US}")]
         if inner := [f"+{name}" for name in self._controllers if name in ("memory", "pids")]:
-            writes += [
-                (f"{directory}/cgroup.subtree_control", " ".join(inner)) for directory in (self._top, self._commands)
-            ]
-        if "memory" in self._controllers:
-            writes += [(f"{self._commands}/memory.max", str(memory))]
+            writes += [(f"{self._top}/cgroup.subtree_control", " ".join(inner))]
         return writes
 
     def kill_file(self) -> str | None:
@@ -83,6 +76,12 @@ class UnifiedSet:
 
     def freezer(self) -> str | None:
         return self._top
+
+    def is_empty(self) -> bool:
+        return not files.populated(self._top)
+
+    def is_full(self) -> bool:
+        return "pids" in self._controllers and int(files.read(f"{self._top}/pids.current")) >= self._limits.pids
 
     def remove_paths(self) -> tuple[str, ...]:
         return (self._top,)
@@ -128,11 +127,11 @@ class UnifiedSet:
     def read(self, leaf: str | None) -> Reading:
         refused = 0
         if "pids" in self._controllers:
-            counting = (self._agent, leaf) if self._refusals_are_local else (self._top,)
-            refused = sum(files.keyed(f"{place}/pids.events", "max") for place in counting if place is not None)
+            counting = leaf if self._refusals_are_local else self._top
+            refused = 0 if counting is None else files.keyed(f"{counting}/pids.events", "max")
         has_memory = "memory" in self._controllers
         return Reading(
-            oom_kills=files.keyed(f"{leaf or self._commands}/memory.events", "oom_kill") if has_memory else 0,
+            oom_kills=files.keyed(f"{leaf or self._top}/memory.events", "oom_kill") if has_memory else 0,
             pids_refused=refused,
             cpu_us=files.keyed(f"{leaf}/cpu.stat", "usage_usec") if leaf else None,
         )
@@ -152,7 +151,7 @@ class UnifiedSet:
             memory_bytes=int(files.read(f"{self._top}/memory.current")) if memory else None,
             peak_memory_bytes=int(files.read(peak)) if own_peak else None,
             cpu_us=self._cpu_us() - self._cpu_before_us,
-            pids=max(0, int(files.read(f"{self._top}/pids.current")) - AGENT_PIDS) if pids else None,
+            pids=int(files.read(f"{self._top}/pids.current")) if pids else None,
         )
 
 
@@ -168,6 +167,8 @@ class UnifiedBackend:
         self._controllers: tuple[str, ...] = ()
         self._refusals_are_local = True
         self.roots: tuple[str, ...] = (self._root,)
+        self._agents = f"{self._root}/{AGENTS}"
+        self.agents: tuple[str, ...] = (f"{self._agents}/cgroup.procs",)
         self.note = ""
         self._swap_escapes = False
 
@@ -184,7 +185,7 @@ class UnifiedBackend:
         reasons = [f"{self.parent} has no controller {', '.join(absent)}"] if absent else []
         return "; ".join(reasons + [swap.WHY_UNCOUNTED] * self._swap_escapes)
 
-    def open(self, memory_bytes: int, pids: int) -> None:
+    def open(self, memory_bytes: int, pids: int, agents_bytes: int) -> None:
         done = claim(self._delegation)
         if done.num_moved:
             self.note = f"{done.num_moved} processes of {self.parent} were moved to its leaf {LEAF}"
@@ -197,8 +198,13 @@ class UnifiedBackend:
             if "pids" in done.controllers:
                 files.write(f"{self._root}/pids.max", str(pids))
             files.write(f"{self._root}/cgroup.subtree_control", " ".join(f"+{name}" for name in done.controllers))
+            os.mkdir(self._agents)
+            if "memory" in done.controllers:
+                files.write(f"{self._agents}/memory.max", str(agents_bytes))
+            if "cpu" in done.controllers:
+                files.write(f"{self._agents}/cpu.weight", str(AGENTS_WEIGHT))
         except OSError:
-            os.rmdir(self._root)
+            files.remove_tree(self._root)
             raise
         self._controllers = done.controllers
         uncounted = not os.path.exists(f"{self._root}/memory.swap.max")

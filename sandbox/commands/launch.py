@@ -12,7 +12,7 @@ from sandbox.cgroup import files
 from sandbox.commands.process import Process
 from sandbox.commands.rlimits import cpu_items
 from sandbox.errors import ConfigError, ProtocolError, SandboxError
-from sandbox.protocol.link import FrameLink
+from sandbox.protocol.line import Line
 from sandbox.protocol.wire import MAX_FDS, MAX_STRINGS, Item, Kind, Tag, encode, number, text
 from sandbox.types import Command
 
@@ -64,7 +64,7 @@ def run_frame(
 
 
 async def send_run(
-    link: FrameLink,
+    link: Line,
     frame: bytes,
     process: Process,
     command: Command,

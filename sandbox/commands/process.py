@@ -45,7 +45,7 @@ class Process:
     """A started command. Made by `Sandbox.start`; `wait` gives its outcome, `kill` ends it early.
 
     Args:
-        kill_inside: asks the agent to kill what the command started; False when it stands still and cannot answer.
+        kill_inside: asks the agent to kill what the command started.
         unenforced: limits that the host cannot enforce.
         cpus: cores that the sandbox may use at once.
         stream: `output` gives the streams piece by piece, and unread output stops the reading.
@@ -57,7 +57,7 @@ class Process:
         cgroups: CgroupSet,
         leaf: str | None,
         unenforced: tuple[str, ...],
-        kill_inside: Callable[[], bool],
+        kill_inside: Callable[[], None],
         *,
         cpus: float,
         stream: bool = False,
@@ -77,13 +77,12 @@ class Process:
         self._result: Result | None = None
         self._fault: SandboxError | None = None
         self._note = b""
+        self._num_refused = 0  # forks that the kernel was not asked for
         self._outcome: Outcome | None = None
         self._finishing = anyio.Lock()
         self._started_s = time.monotonic()
         self._ended_s = self._started_s
         self._disowned = False
-        self.unreported = False
-        """Was it killed while the agent stood still? Its end is then reported later, or never."""
         self.alone = True
         """No other command ran in this sandbox at the same time (so far)."""
         loop = asyncio.get_running_loop()
@@ -198,16 +197,9 @@ class Process:
 
     def exited(self, result: Result) -> None:
         """Told by the sandbox when the agent reports the end; the first report counts."""
-        self._reported_late()
         if self.running:
             self._result = result
             self._stop()
-
-    def _reported_late(self) -> None:
-        """Killed while all stood still, it may have begun after the thaw, and what it started is in its leaf."""
-        if self.unreported and self.leaf is not None:
-            try_kill(self._cgroups, self.leaf)
-        self.unreported = False
 
     def refused(self, error: int) -> None:
         """Told by the sandbox when the agent could not start it.
@@ -215,20 +207,25 @@ class Process:
         A full process table or memory, or more keepers of background processes than the agent holds (EBUSY), is the
         doing of what runs inside, so it is an outcome; the rest is a fault.
         """
-        self._reported_late()
         if not self.running:
             return
         if error in (errno.EAGAIN, errno.ENOMEM, errno.EBUSY):
-            self._note = f"rollout: fork: {os.strerror(error)}\n".encode()
-            self.exited(Result(_NOT_STARTED << 8, 0, 0, 0, 0, 1, 1))
+            self._not_started(error)
         else:
             self.lost(SandboxError(f"the agent refused a command: {os.strerror(error)}"))
 
-    def silenced(self) -> None:
-        """Told by the sandbox when its agent stands still: a killed command is dead, though nobody reports it."""
-        if self.running and self._killed_for is not None:
-            self.exited(KILLED)
-            self.unreported = True
+    def refused_by_limit(self, *, piped: bool) -> None:
+        """Told by the sandbox when its process limit has no room for the command; the agent is not asked."""
+        if piped:
+            nobody, ours = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            os.close(nobody)
+            self.open_stdin(ours)
+        self._num_refused = 1
+        self._not_started(errno.EAGAIN)
+
+    def _not_started(self, error: int) -> None:
+        self._note = f"rollout: fork: {os.strerror(error)}\n".encode()
+        self.exited(Result(_NOT_STARTED << 8, 0, 0, 0, 0, 1, 1))
 
     def lost(self, fault: SandboxError) -> None:
         """Told by the sandbox when it has ended (closed by its owner, or died)."""
@@ -264,11 +261,9 @@ class Process:
         if not self.running or self._killed_for is not None or self._disowned:
             return
         self._killed_for = reason
-        answers = self._kill_inside()
+        self._kill_inside()
         self._give_up = asyncio.get_running_loop().call_later(KILL_TIMEOUT_S, self._stuck)
         self._kill_leaf()
-        if not answers:
-            self.silenced()
 
     def _kill_leaf(self) -> None:
         """Now, or else soon, while the command runs: later the leaf may be another's."""
@@ -363,7 +358,7 @@ class Process:
                 status=result.status,
                 killed_for=self._killed_for,
                 oom_kills=usage.oom_kills,
-                pids_refused=after.pids_refused - self._before.pids_refused,
+                pids_refused=after.pids_refused - self._before.pids_refused + self._num_refused,
                 disk_full=result.free_blocks == 0 or result.free_inodes == 0,
                 cpu_s=usage.cpu_s,
                 cpu_limit_s=self._command.cpu_s,

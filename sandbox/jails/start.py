@@ -1,7 +1,7 @@
-"""What the warden does to start one jail, beside what is that sandbox's alone (its uid and cgroups).
+"""What the warden does to start one jail or renew its mounts, beside what is that sandbox's alone (its uid and cgroup).
 
 Owns: the order of those steps. Invariant: equal arguments give equal items, so a host makes them once for all
-sandboxes of one image, jail and limits.
+sandboxes of one image, jail and size.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from sandbox.jails.plan import AGENT_FD, AGENT_PATH, DEVICE_MINORS, FILTER_FD, S
 from sandbox.jails.tools import Jail
 from sandbox.jails.views import view_items
 from sandbox.protocol.wire import Item, Tag, number, numbered, text
-from sandbox.types import Limits
 
 _OWN_INODES = 10
 """Of a sandbox's tmpfs: its root, the writable mounts, and what the warden needs to make them."""
 _WRITABLE = (("w", "/workspace", 0o755), ("s", "/dev/shm", 0o1777), ("t", "/tmp", 0o1777))
 
 
-def start_items(jail: Jail, plan: JailPlan, image: Image, limits: Limits, filter_path: Path) -> list[Item]:
+def start_items(
+    jail: Jail, plan: JailPlan, image: Image, disk_bytes: int, inodes: int, filter_path: Path
+) -> list[Item]:
     """The jail tool's words, its descriptors, and the mounts that follow.
 
     Raises:
@@ -28,9 +29,21 @@ def start_items(jail: Jail, plan: JailPlan, image: Image, limits: Limits, filter
     """
     items = [text(Tag.ARGV, word) for word in jail.argv(plan, image)]
     items += [number(Tag.AT, AGENT_FD), numbered(Tag.OPEN, FILTER_FD, str(filter_path)), *jail.start_items]
-    options = f"size={limits.disk_bytes},nr_inodes={limits.inodes + _OWN_INODES},mode=0755"
-    items += [text(Tag.TMPFS, STAGING_PATH, options), *view_items(image), text(Tag.DROP, AGENT_PATH)]
+    items += [_tmpfs(disk_bytes, inodes), *view_items(image), text(Tag.DROP, AGENT_PATH)]
     items += [text(Tag.MASK, f"/proc/{name}") for name in plan.masked]
     items += [numbered(Tag.NODE, minor, path) for path, minor in DEVICE_MINORS.items()]
-    items += [numbered(Tag.BIND, mode, name, target) for name, target, mode in _WRITABLE]
+    items += _writable()
     return items
+
+
+def renew_items(disk_bytes: int, inodes: int) -> list[Item]:
+    """A new file system for all writable mounts of a jail; what the old one held is gone afterwards."""
+    return [_tmpfs(disk_bytes, inodes), *(text(Tag.DROP, target) for _, target, _ in _WRITABLE), *_writable()]
+
+
+def _tmpfs(disk_bytes: int, inodes: int) -> Item:
+    return text(Tag.TMPFS, STAGING_PATH, f"size={disk_bytes},nr_inodes={inodes + _OWN_INODES},mode=0755")
+
+
+def _writable() -> list[Item]:
+    return [numbered(Tag.BIND, mode, name, target) for name, target, mode in _WRITABLE]

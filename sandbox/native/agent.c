@@ -235,6 +235,27 @@ static void count_space(uint32_t id)
     wire_send(engine_fd, &out, NULL, 0);
 }
 
+/* Ends a lease. What its commands would have reported is nobody's business any more. */
+static void end_lease(uint32_t id)
+{
+    struct wire_residue residue = {0};
+    struct wire_out out;
+
+    clean(&residue);
+    memset(commands, 0, sizeof commands);
+    wire_begin(&out, WIRE_CLEANED, id);
+    wire_put(&out, TAG_RESIDUE, &residue, sizeof residue);
+    wire_send(engine_fd, &out, NULL, 0);
+}
+
+static void answer_ping(uint32_t id)
+{
+    struct wire_out out;
+
+    wire_begin(&out, WIRE_PONG, id);
+    wire_send(engine_fd, &out, NULL, 0);
+}
+
 static void on_engine(int wake)
 {
     struct wire_frame frame;
@@ -253,6 +274,10 @@ static void on_engine(int wake)
         open_file(&frame);
     else if (frame.header.kind == WIRE_STAT)
         count_space(frame.header.id);
+    else if (frame.header.kind == WIRE_CLEAN)
+        end_lease(frame.header.id);
+    else if (frame.header.kind == WIRE_PING)
+        answer_ping(frame.header.id);
     else
         refuse(frame.header.id, ENOSYS);
     wire_close_fds(&frame);
@@ -344,6 +369,7 @@ int agent_main(int engine, int filter)
     int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (slots == MAP_FAILED || signals < 0 || wake < 0 || seal(filter) < 0 || meet_warden() < 0)
         return 1;
+    clean_begin();
     struct pollfd fds[] = {{.fd = engine, .events = POLLIN},
                            {.fd = signals, .events = POLLIN},
                            {.fd = wake, .events = POLLIN}};

@@ -19,8 +19,8 @@ static void free_jail(uint32_t id)
 
     drop_fd(&jail->pidfd);
     drop_fd(&jail->sync);
-    free((void *)(uintptr_t)jail->start.items);
-    free((void *)(uintptr_t)jail->release.items);
+    forget(&jail->start);
+    forget(&jail->release);
     free(jail);
     warden.jails[id] = NULL;
 }

@@ -43,6 +43,10 @@ struct command_slot { /* shared with the child until it execs */
 pid_t command_start(const struct wire_frame *frame, struct command_slot *slot, int wake);
 pid_t command_transfer(const struct wire_frame *frame, struct command_slot *slot);
 
+/* cleaning.c: the end of a lease */
+void clean_begin(void); /* said once, before anything has run */
+void clean(struct wire_residue *residue);
+
 /* sweep.c: processes by descent, where no cgroup holds them together */
 void sweep_descendants(pid_t keeper, const pid_t *keepers, int num_keepers);
 

@@ -21,12 +21,14 @@ enum wire_kind {
     WIRE_OWN = 1,     /* what to clean up when the engine is gone; attached locks are held until then */
     WIRE_START = 2,   /* start a jail; descriptors go to the numbers named by AT */
     WIRE_RELEASE = 3, /* end a jail, clean up, answer when nothing is left */
+    WIRE_RENEW = 4,   /* make a live jail's mounts anew, as its items say */
     /* warden -> engine */
     WIRE_HELLO = 17,
     WIRE_STARTED = 18,
     WIRE_FAILED = 19,
     WIRE_RELEASED = 20,
     WIRE_DIED = 21,
+    WIRE_RENEWED = 22,
     /* engine -> agent */
     WIRE_RUN = 33,
     WIRE_KILL = 34,
@@ -35,11 +37,15 @@ enum wire_kind {
     WIRE_STAT = 40,   /* what is used of the writable mounts, and how many processes there are */
     WIRE_UNPACK = 41, /* records (archive.h) come in by the first descriptor, words on failure go out by the second */
     WIRE_PACK = 42,   /* records go out by the first descriptor */
+    WIRE_CLEAN = 43,  /* end all that runs and lasts inside, and tell what is left of it */
+    WIRE_PING = 44,
     /* agent -> engine */
     WIRE_EXITED = 49,
     WIRE_OPENED = 50,
     WIRE_REFUSED = 51,
     WIRE_SPACE = 56,
+    WIRE_CLEANED = 57,
+    WIRE_PONG = 58,
     /* agent <-> warden */
     WIRE_READY = 65, /* pid 1 runs */
     WIRE_GO = 66,    /* the mounts are there and the agent is bound: serve */
@@ -80,6 +86,7 @@ enum wire_tag {
     TAG_NODE = 32,   /* u32 minor number, string: a memory device that gets a node of its own, if it can be */
     TAG_SPACE = 40,  /* struct wire_space */
     TAG_CAPS = 41,   /* struct wire_caps */
+    TAG_RESIDUE = 60, /* struct wire_residue */
 };
 
 struct wire_header {
@@ -123,6 +130,13 @@ struct wire_space {
 struct wire_caps {
     uint64_t num_bytes;
     uint64_t num_entries;
+};
+
+struct wire_residue { /* what a lease has left inside; nothing is said of the mounts, which are made anew */
+    uint32_t num_processes;
+    uint32_t num_ipc;     /* System V segments, semaphore sets and queues that do not go */
+    uint32_t num_sockets;
+    uint32_t network;     /* 1: a counter of the network namespace is not what it was at the start */
 };
 
 struct wire_frame {

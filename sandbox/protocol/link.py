@@ -26,6 +26,10 @@ _POST_PAUSE_S = 0.05
 _OURS = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS, errno.EMSGSIZE, errno.EBADF)
 
 
+def _always() -> bool:
+    return True
+
+
 class FrameLink:
     """One end of a frame socket.
 
@@ -48,17 +52,23 @@ class FrameLink:
         self._late: set[asyncio.Future[None]] = set()
         self.open = True
 
-    def send_nowait(self, frame: bytes, fds: Sequence[int] = ()) -> bool:
+    def send_nowait(self, frame: bytes, fds: Sequence[int] = (), wanted: Callable[[], bool] = _always) -> bool:
         """Sends at once, or returns False where the socket is full or others wait.
 
+        Args:
+            wanted: asked just before; a frame that is not wanted any more is not sent.
+
         Raises:
-            SandboxDiedError: the peer is gone.
+            SandboxDiedError: the peer is gone, or the frame not wanted.
         """
-        if not self.open:
-            raise SandboxDiedError("the peer of this socket has ended")
+        self._require(wanted)
         if self._turn.locked():
             return False
         return self._try_send(frame, fds)
+
+    def _require(self, wanted: Callable[[], bool]) -> None:
+        if not self.open or not wanted():
+            raise SandboxDiedError("the peer of this socket has ended")
 
     def _try_send(self, frame: bytes, fds: Sequence[int]) -> bool:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -72,19 +82,21 @@ class FrameLink:
             raise SandboxDiedError(f"the peer of this socket has ended ({error.strerror})") from None
         return True
 
-    async def send(self, frame: bytes, fds: Sequence[int] = ()) -> None:
+    async def send(self, frame: bytes, fds: Sequence[int] = (), wanted: Callable[[], bool] = _always) -> None:
         """Sends in turn. Cancelled, the frame was not sent.
 
+        Args:
+            wanted: asked just before; a frame that is not wanted any more is not sent.
+
         Raises:
-            SandboxDiedError: the peer is gone.
+            SandboxDiedError: the peer is gone, or the frame not wanted.
             SandboxError: the kernel refuses (memory, too many descriptors in flight).
         """
-        if self.send_nowait(frame, fds):
+        if self.send_nowait(frame, fds, wanted):
             return
         async with self._turn:
             while True:
-                if not self.open:
-                    raise SandboxDiedError("the peer of this socket has ended")
+                self._require(wanted)
                 if self._try_send(frame, fds):
                     return
                 try:
@@ -92,29 +104,29 @@ class FrameLink:
                 except anyio.ClosedResourceError:
                     raise SandboxDiedError("the socket was closed") from None
 
-    def post(self, frame: bytes) -> None:
+    def post(self, frame: bytes, wanted: Callable[[], bool] = _always) -> None:
         """Sends a frame that nobody waits for: at once, or as soon as the socket and the kernel have room.
 
         A frame that cannot be sent in `_POST_TIMEOUT_S` ends the link (`on_end` is told): it may be an order to kill.
         """
         try:
-            if self.send_nowait(frame):
+            if self.send_nowait(frame, (), wanted):
                 return
         except SandboxDiedError:
             return  # its end is reported by `on_end`
         except SandboxError:
             pass  # short of memory: the task tries again
-        task = asyncio.ensure_future(self._send_late(frame))
+        task = asyncio.ensure_future(self._send_late(frame, wanted))
         self._late.add(task)
         task.add_done_callback(self._late.discard)
 
-    async def _send_late(self, frame: bytes) -> None:
+    async def _send_late(self, frame: bytes, wanted: Callable[[], bool]) -> None:
         """Ends with the socket at the latest."""
         why = "its socket stays full"
         with anyio.move_on_after(_POST_TIMEOUT_S):
             while True:
                 try:
-                    return await self.send(frame)
+                    return await self.send(frame, (), wanted)
                 except SandboxDiedError:
                     return None
                 except SandboxError as error:

@@ -14,12 +14,11 @@ from contextlib import asynccontextmanager
 import anyio
 
 from sandbox.cgroup import files
-from sandbox.cgroup.freezer import Freezer
 from sandbox.cgroup.killing import kill_patiently
 from sandbox.cgroup.types import CgroupSet
 from sandbox.errors import SandboxDiedError, SandboxError
 from sandbox.protocol.forks import Owner
-from sandbox.protocol.link import FrameLink
+from sandbox.protocol.line import Line
 from sandbox.protocol.places import MAX_HELPERS, Places
 from sandbox.protocol.wire import Frame, Item, Kind, Tag, encode, number
 
@@ -40,17 +39,15 @@ class Requests:
 
     def __init__(
         self,
-        link: FrameLink,
+        link: Line,
         take_ident: Callable[[], int],
         cgroups: CgroupSet,
         limits: Sequence[Item],
-        freezer: Freezer,
     ) -> None:
         self._link = link
         self._take_ident = take_ident
         self._cgroups = cgroups
         self._limits = limits
-        self._freezer = freezer
         self._places = Places(cgroups, MAX_HELPERS)
         self._answers: dict[int, Answer] = {}
         self._ends: dict[int, End] = {}
@@ -169,6 +166,4 @@ class Requests:
         with anyio.move_on_after(_CLEAN_UP_S, shield=True):
             if leaf is not None:
                 await kill_patiently(self._cgroups, leaf)
-            if self._freezer.frozen:
-                return  # killed, or killed before it does anything
             await asyncio.wait([end])

@@ -23,6 +23,8 @@ from sandbox.protocol.wire import VERSION, Frame, Item, Kind, Tag, encode
 _HELLO_TIMEOUT_S = 10.0
 _EXIT_TIMEOUT_S = 15.0
 _SEND_PAUSE_S = 0.05
+_QUESTIONS: dict[int, Kind] = {Kind.RELEASED: Kind.RELEASE, Kind.RENEWED: Kind.RENEW}
+"""What each answer answers; the others are a start's."""
 
 
 class _Answer:
@@ -91,7 +93,7 @@ class Warden:
     def __init__(self, on_died: Callable[[int], None], on_end: Callable[[], None]) -> None:
         self._on_died = on_died
         self._on_end = on_end
-        self._answers: dict[tuple[int, bool], _Answer] = {}  # (jail, is it a release?)
+        self._answers: dict[tuple[int, Kind], _Answer] = {}  # by jail and question
         self._hello = _Answer()
         self._link: FrameLink | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -150,9 +152,13 @@ class Warden:
         elif frame.kind == Kind.DIED:
             self._on_died(frame.ident)
         else:
-            answer = self._answers.pop((frame.ident, frame.kind == Kind.RELEASED), None)
+            question = _QUESTIONS.get(frame.kind, Kind.START)
+            answer = self._answers.pop((frame.ident, question), None)
             if answer is not None:  # else the waiter was cancelled
                 answer.give(frame)
+            unanswered = self._answers.pop((frame.ident, Kind.RENEW), None) if question == Kind.RELEASE else None
+            if unanswered is not None:
+                unanswered.give(None)  # the jail ended meanwhile
 
     def _on_link_end(self, why: str) -> None:
         self._tell_waiters()
@@ -166,11 +172,11 @@ class Warden:
     async def _ask(self, kind: Kind, ident: int, items: Sequence[Item], fds: Sequence[int]) -> Frame:
         if self._link is None or not self._link.open:
             raise SandboxDiedError("the warden has ended")
-        answer = self._answers[ident, kind == Kind.RELEASE] = _Answer()
+        answer = self._answers[ident, kind] = _Answer()
         await self._link.send(encode(kind, ident, items), fds)
         await answer.event.wait()
         if answer.frame is None:
-            raise SandboxDiedError("the warden has ended")
+            raise SandboxDiedError("the jail, or the warden, has ended")
         return answer.frame
 
     async def start(self, ident: int, items: Sequence[Item], fds: Sequence[int]) -> int:
@@ -188,6 +194,17 @@ class Warden:
             words = (frame.value(Tag.TEXT) or b"").rstrip(b"\0").decode(errors="replace").strip()
             raise StartError(words or os.strerror(frame.errno()))
         return frame.errno()
+
+    async def renew(self, ident: int, items: Sequence[Item]) -> None:
+        """Makes mounts of a live jail anew; returns when they are there and the old ones gone.
+
+        Raises:
+            StartError: they could not be made, and what is there now is unknown.
+            SandboxDiedError: the jail or the warden has ended.
+        """
+        frame = await self._ask(Kind.RENEW, ident, items, ())
+        if error := frame.errno():
+            raise StartError(f"a sandbox's mounts could not be made anew: {os.strerror(error)}")
 
     async def release(self, ident: int, items: Sequence[Item]) -> bool:
         """Ends a jail; returns when nothing of it is left. False: something stays until the engine's end.

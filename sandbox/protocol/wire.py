@@ -29,6 +29,7 @@ _RLIMIT = struct.Struct("<IIQQ")
 _RESULT = struct.Struct("<IIQQQQQ")
 _SPACE = struct.Struct("<QQII")
 _CAPS = struct.Struct("<QQ")
+_RESIDUE = struct.Struct("<IIII")
 
 
 class Kind(IntEnum):
@@ -37,11 +38,13 @@ class Kind(IntEnum):
     OWN = 1
     START = 2
     RELEASE = 3
+    RENEW = 4
     HELLO = 17
     STARTED = 18
     FAILED = 19
     RELEASED = 20
     DIED = 21
+    RENEWED = 22
     RUN = 33
     KILL = 34
     PUT = 35
@@ -49,10 +52,14 @@ class Kind(IntEnum):
     STAT = 40
     UNPACK = 41
     PACK = 42
+    CLEAN = 43
+    PING = 44
     EXITED = 49
     OPENED = 50
     REFUSED = 51
     SPACE = 56
+    CLEANED = 57
+    PONG = 58
 
 
 class Tag(IntEnum):
@@ -90,6 +97,7 @@ class Tag(IntEnum):
     NODE = 32
     SPACE = 40
     CAPS = 41
+    RESIDUE = 60
 
 
 class Result(NamedTuple):
@@ -114,6 +122,17 @@ class Space(NamedTuple):
     num_processes: int
     """Without the agent and its own helpers."""
     zero: int
+
+
+class Residue(NamedTuple):
+    """What a lease has left inside, beside the mounts, which are made anew; all zero: nothing."""
+
+    num_processes: int
+    num_ipc: int
+    """System V objects that could not be removed."""
+    num_sockets: int
+    network: int
+    """1: a counter of the network namespace is not what it was when the jail was built."""
 
 
 Item = tuple[Tag, bytes]
@@ -205,6 +224,13 @@ class Frame(NamedTuple):
         if value is None or len(value) != _SPACE.size:
             raise ProtocolError("a frame without well-formed counts")
         return Space(*_SPACE.unpack(value))
+
+    def residue(self) -> Residue:
+        """What a CLEANED frame tells."""
+        value = self.value(Tag.RESIDUE)
+        if value is None or len(value) != _RESIDUE.size:
+            raise ProtocolError("a frame without a well-formed residue")
+        return Residue(*_RESIDUE.unpack(value))
 
 
 def _items(body: memoryview) -> Iterator[tuple[int, bytes]]:

@@ -13,6 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
+from sandbox import builder
 from sandbox import host as host_module
 from sandbox.cgroup.probe import BackendName
 from sandbox.errors import CapabilityError, ConfigError
@@ -35,7 +36,7 @@ async def test_an_image_is_resolved_off_the_loop_until_it_is_known(
         on_loop.append(threading.current_thread() is threading.main_thread())
         return resolve_image(*args, **named)
 
-    monkeypatch.setattr(host_module, "resolve_image", resolve)
+    monkeypatch.setattr(builder, "resolve_image", resolve)
     for _ in range(2):
         async with host.acquire(SandboxSpec(image="host")):
             pass

@@ -117,8 +117,7 @@ async def test_out_of_memory_kills_the_hog_and_neither_its_neighbours_nor_the_ag
         assert beside.running
     after = await sh(box, "ps ax -o comm= | grep -c sleep")
     assert (after.ok, after.stdout, after.usage.oom_kills) == (True, b"1\n", 0)
-    for group in (top_of(host), top_of(host) / "c"):
-        assert (group / "memory.oom.group").read_text() == "0\n"
+    assert (top_of(host) / "memory.oom.group").read_text() == "0\n"
 
 
 async def test_a_workspace_full_of_data_costs_a_command_and_never_the_agent(box: Sandbox) -> None:
@@ -186,7 +185,7 @@ async def test_a_timeout_and_a_kill_empty_the_leaf_and_nothing_else(host: Sandbo
 
 
 async def test_leaves_are_removed_and_an_occupied_one_is_not_used_again(host: SandboxHost, box: Sandbox) -> None:
-    commands = top_of(host) / "c"
+    commands = top_of(host)
     for _ in range(4):
         assert (await sh(box, "true")).ok
     assert list(commands.glob("c*/")) == []

@@ -12,7 +12,7 @@ from sandbox.cgroup.hierarchies import Hierarchies
 from sandbox.cgroup.hybrid import HybridBackend
 from sandbox.cgroup.leaves import Leaves
 from sandbox.cgroup.pool import SetPool
-from sandbox.cgroup.types import Live
+from sandbox.cgroup.types import CgroupPlan, Live
 from sandbox.cgroup.unified import UnifiedBackend, UnifiedSet
 from sandbox.types import MIB, Limits
 
@@ -60,24 +60,29 @@ def test_a_leaf_that_cannot_be_read_is_looked_at_again(tmp_path: Path) -> None:
     assert leaves.take() == first
 
 
-def test_a_sandbox_is_capped_before_anything_joins_and_commands_have_less_than_the_agent() -> None:
+def test_a_set_has_its_caps_before_anything_joins_and_agents_are_elsewhere() -> None:
     backend = HybridBackend({name: f"/{name}" for name in ("memory", "pids", "cpu", "v2")}, "e")
-    plan = backend.new_set(3, LIMITS).start_plan()
-    writes = dict(plan.write)
-    commands = int(writes["/memory/rollout-e/s3/c/memory.limit_in_bytes"])
-    assert commands == 110 * MIB
-    assert int(writes["/memory/rollout-e/s3/memory.limit_in_bytes"]) > commands
+    cgroups = backend.new_set(3, LIMITS)
+    writes = dict(cgroups.start_plan().write)
+    assert int(writes["/memory/rollout-e/s3/memory.limit_in_bytes"]) == 110 * MIB
+    assert writes["/pids/rollout-e/s3/pids.max"] == "8"
     assert writes["/cpu/rollout-e/s3/cpu.cfs_quota_us"] == "150000"
-    assert plan.join == tuple(f"/{name}/rollout-e/s3/cgroup.procs" for name in ("v2", "memory", "pids", "cpu"))
+    leaf = cgroups.take_leaf()
+    assert leaf is not None
+    joined = cgroups.join_files(leaf)
+    assert joined == (
+        *(f"/{name}/rollout-e/s3/cgroup.procs" for name in ("memory", "pids", "cpu")),
+        f"{leaf}/cgroup.procs",
+    )
+    assert backend.agents == tuple(f"/{name}/rollout-e/agents/cgroup.procs" for name in ("memory", "pids", "cpu", "v2"))
     assert backend.roots[0] == "/v2/rollout-e"
 
 
-def test_a_set_that_is_used_again_only_joins() -> None:
+def test_a_set_that_is_used_again_needs_nothing() -> None:
     backend = HybridBackend({name: f"/{name}" for name in ("memory", "pids", "cpu", "v2")}, "e")
     cgroups = backend.new_set(0, LIMITS)
-    first, again = cgroups.start_plan(), cgroups.start_plan()
-    assert again.join == first.join
-    assert (again.make, again.write) == ((), ())
+    assert cgroups.start_plan().make
+    assert cgroups.start_plan() == CgroupPlan()
 
 
 def test_free_sets_are_bounded_and_serve_only_their_own_limits() -> None:
@@ -115,7 +120,7 @@ def test_swap_that_is_on_and_not_counted_is_a_hole_in_the_memory_limit(
         monkeypatch.setattr(swap, "in_use", lambda on=on: on)
         hybrid = HybridBackend({name: str(tmp_path / name) for name in ("memory", "pids", "cpu", "v2")}, f"e{on}")
         for backend in (hybrid, UnifiedBackend(delegation, f"u{on}")):
-            backend.open(1, 1)
+            backend.open(1, 1, 1)
             assert backend.enforced == {"memory": not on, "cpus": True, "pids": True, "disk": True}
             assert ("swapaccount" in backend.gap) is on
 
@@ -153,18 +158,19 @@ def unified_set(root: str, controllers: tuple[str, ...] = CONTROLLERS) -> Unifie
     return UnifiedSet(root, 0, LIMITS, controllers, refusals_are_local=True)
 
 
-def test_in_cgroup_v2_processes_live_in_leaves_only_and_commands_have_less_memory_than_the_agent() -> None:
+def test_in_cgroup_v2_processes_live_in_leaves_only_and_agents_are_elsewhere() -> None:
     cgroups = unified_set("/e")
     plan = cgroups.start_plan()
-    assert plan.make[0] == "/e/s0"
-    assert plan.join == ("/e/s0/agent/cgroup.procs",)
+    assert plan.make == ("/e/s0", "/e/s0/c0")
     writes = dict(plan.write)
-    assert int(writes["/e/s0/c/memory.max"]) == 110 * MIB < int(writes["/e/s0/memory.max"])
-    assert writes["/e/s0/cgroup.subtree_control"] == writes["/e/s0/c/cgroup.subtree_control"] == "+memory +pids"
+    assert int(writes["/e/s0/memory.max"]) == 110 * MIB
+    assert writes["/e/s0/cgroup.subtree_control"] == "+memory +pids"
     leaf = cgroups.take_leaf()
-    assert leaf == "/e/s0/c/c0"
+    assert leaf == "/e/s0/c0"
     assert cgroups.join_files(leaf) == (f"{leaf}/cgroup.procs",)
     assert cgroups.kill_file() == "/e/s0/cgroup.kill"
+    backend = UnifiedBackend(Delegation("/p", CONTROLLERS, is_host_root=True), "e")
+    assert backend.agents == ("/p/rollout-e/agents/cgroup.procs",)
 
 
 @pytest.mark.parametrize("absent", CONTROLLERS)
@@ -199,9 +205,9 @@ def test_what_a_sandbox_of_cgroup_v2_holds_is_its_own_and_not_its_predecessors(t
     (top / "cpu.stat").write_text("usage_usec 1000\nuser_usec 600\n")
     cgroups.begin()
     (top / "cpu.stat").write_text("usage_usec 3500\nuser_usec 600\n")
-    assert cgroups.live() == Live(memory_bytes=5000, peak_memory_bytes=9000, cpu_us=2500, pids=3)
+    assert cgroups.live() == Live(memory_bytes=5000, peak_memory_bytes=9000, cpu_us=2500, pids=4)
     cgroups.begin()
-    assert cgroups.live() == Live(memory_bytes=5000, peak_memory_bytes=None, cpu_us=0, pids=3)
+    assert cgroups.live() == Live(memory_bytes=5000, peak_memory_bytes=None, cpu_us=0, pids=4)
 
 
 def test_a_subtree_is_divided_where_its_files_may_be_written(tmp_path: Path) -> None:

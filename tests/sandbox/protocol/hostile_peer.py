@@ -21,6 +21,7 @@ import anyio.lowlevel
 from sandbox.cgroup.absent import AbsentSet
 from sandbox.commands.kept import KeptStreams, Pace
 from sandbox.errors import SandboxError
+from sandbox.jail import Jail, JailKey
 from sandbox.protocol.link import FrameLink
 from sandbox.protocol.warden import Warden
 from sandbox.protocol.wire import Kind, Tag, encode, number, text
@@ -149,7 +150,8 @@ async def attack_sandbox(chance: random.Random, passed: Passed, num_frames: int)
     async with _no_trace():
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         peer = HostilePeer(chance, theirs, passed, num_frames)
-        box = Sandbox(ours, SandboxSpec(), {}, AbsentSet(), ("memory", "pids", "cpus"), KeptStreams(Pace()))
+        jail = Jail(ours, JailKey.of(SandboxSpec()))
+        box = Sandbox(jail, SandboxSpec(), {}, AbsentSet(), ("memory", "pids", "cpus"), KeptStreams(Pace()))
         actions: list[Callable[[], Awaitable[object]]] = [
             lambda: box.run(Command(argv=("true",), timeout_s=0.05)),
             lambda: box.run(Command(argv=("cat",), stdin=b"x" * 100_000)),

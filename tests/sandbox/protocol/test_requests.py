@@ -11,7 +11,7 @@ import anyio
 import pytest
 
 from sandbox.cgroup.absent import AbsentSet
-from sandbox.cgroup.freezer import Freezer
+from sandbox.protocol.line import Line
 from sandbox.protocol.link import FrameLink
 from sandbox.protocol.requests import Requests
 from sandbox.protocol.wire import Frame, Kind, decode
@@ -49,7 +49,8 @@ async def test_a_refused_kill_is_told_to_the_agent_and_tried_again(tmp_path: Pat
     kinds: list[Kind] = []
     cgroups = Refusing(tmp_path)
     link = FrameLink(ours, lambda frame, fds: None, lambda why: None)
-    requests = Requests(link, lambda: 7, cgroups, (), Freezer(None))
+    line = Line(link, lambda frame, fds: None, lambda why: None)
+    requests = Requests(line, lambda: 7, cgroups, ())
 
     async def be_the_agent() -> None:
         while Kind.KILL not in kinds:
