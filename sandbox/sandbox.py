@@ -116,7 +116,7 @@ class Sandbox:
         for process in list(self._running.values()):
             if reason is Reason.KILLED:
                 process.mark_killed(reason)
-            process.lost(SandboxDiedError(why))
+            process.evict(SandboxDiedError(why))
         self._requests.drop(why)
         self._places.close(why)
 

@@ -7,6 +7,7 @@ again, and never taken for success.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import anyio
 
@@ -36,8 +37,11 @@ async def kill_patiently(cgroups: CgroupSet, leaf: str) -> None:
         await anyio.sleep(KILL_AGAIN_S)
 
 
-async def kill_until_empty(cgroups: CgroupSet, leaf: str) -> None:
+async def kill_until_empty(cgroups: CgroupSet, leaf: str, ours: Callable[[], bool] = lambda: True) -> None:
     """Kills until nobody is left: an earlier kill may have come before a process joined.
+
+    Args:
+        ours: asked before each look; once false, the leaf is another tenant's, who was let in when all were dead.
 
     Raises:
         SandboxDiedError: the leaf is gone.
@@ -45,7 +49,7 @@ async def kill_until_empty(cgroups: CgroupSet, leaf: str) -> None:
     """
     deadline = time.monotonic() + EMPTY_TIMEOUT_S
     pause_s = _FIRST_PAUSE_S
-    while True:
+    while ours():
         late = time.monotonic() > deadline
         try:
             cgroups.kill_leaf(leaf)

@@ -83,6 +83,7 @@ class Process:
         self._started_s = time.monotonic()
         self._ended_s = self._started_s
         self._disowned = False
+        self._evicted = False
         self.alone = True
         """No other command ran in this sandbox at the same time (so far)."""
         loop = asyncio.get_running_loop()
@@ -233,6 +234,11 @@ class Process:
             self._fault = fault
             self._stop()
 
+    def evict(self, fault: SandboxError) -> None:
+        """The same when the lease is over: from now on leaf and counters may be another tenant's."""
+        self._evicted = True
+        self.lost(fault)
+
     def _stop(self) -> None:
         self._ended_s = time.monotonic()
         self._stop_timers()
@@ -302,7 +308,7 @@ class Process:
         if self._fault is not None and self._killed_for is not Reason.KILLED:
             raise self._fault
         if self._killed_for is not None and self.leaf is not None and self._fault is None:
-            await kill_until_empty(self._cgroups, self.leaf)
+            await kill_until_empty(self._cgroups, self.leaf, lambda: not self._evicted)
         await self._settle()
         with files.vanishing():
             return self._make_outcome()
@@ -336,7 +342,7 @@ class Process:
         cpu_us = result.user_us + result.system_us
         if after.cpu_us is not None and self._before.cpu_us is not None:
             cpu_us = max(cpu_us, after.cpu_us - self._before.cpu_us)
-        peak = self._cgroups.peak_bytes(self.leaf)
+        peak = None if self._evicted else self._cgroups.peak_bytes(self.leaf)
         own = self.alone or self._cgroups.peak_is_the_leafs
         scope: PeakScope = "process" if peak is None else ("command" if own else "sandbox")
         return Usage(
@@ -351,7 +357,7 @@ class Process:
         result = self._result
         if result is None:  # the sandbox was closed under it
             result = KILLED
-        after = self._before if self._fault is not None else self._cgroups.read(self.leaf)
+        after = self._before if self._fault is not None or self._evicted else self._cgroups.read(self.leaf)
         usage = self._usage(result, after)
         reason = classify(
             Observed(
