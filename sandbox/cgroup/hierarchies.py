@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 V1 = ("memory", "pids", "cpu")
+CPUSET = "cpuset"
 
 
 class Hierarchies(msgspec.Struct, frozen=True):
@@ -15,6 +16,8 @@ class Hierarchies(msgspec.Struct, frozen=True):
     v1: dict[str, str]
     v2: str | None
     v2_mount: str | None
+    cpuset: str | None = None
+    """Its directory in the v1 hierarchy of that name, which limits nothing."""
 
 
 def own_hierarchies() -> Hierarchies:
@@ -37,7 +40,7 @@ def find_hierarchies(mountinfo: str, cgroup: str) -> Hierarchies:
             mounts.setdefault("v2", (root, point))
         elif kind == "cgroup":
             for name in options.split(","):
-                if name in V1:
+                if name in (*V1, CPUSET):
                     mounts.setdefault(name, (root, point))
     own: dict[str, str] = {}
     for line in cgroup.splitlines():
@@ -57,4 +60,4 @@ def find_hierarchies(mountinfo: str, cgroup: str) -> Hierarchies:
         return point.rstrip("/") + (path if path != "/" else "")
 
     v1 = {name: found for name in V1 if (found := directory(name)) is not None}
-    return Hierarchies(v1, directory("v2"), mounts["v2"][1] if "v2" in mounts else None)
+    return Hierarchies(v1, directory("v2"), mounts["v2"][1] if "v2" in mounts else None, directory(CPUSET))
