@@ -1,41 +1,16 @@
-"""What the pool needs of whoever builds jails: the protocols, beside their consumer.
+"""What the pool needs of whoever builds jails: the protocol, beside its consumer.
 
-`sandbox.host.SandboxHost` and `sandbox.jail.Jail` satisfy them.
+`sandbox.host.SandboxHost` satisfies it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from sandbox.config import SandboxConfig
+from sandbox.jail import Jail
 from sandbox.sandbox import Sandbox
-from sandbox.types import JailName, SandboxSpec
-
-
-class Key(NamedTuple):
-    """What makes two idle jails interchangeable."""
-
-    image: str
-    jail: JailName
-    user: int
-
-    @classmethod
-    def of(cls, spec: SandboxSpec) -> Key:
-        """That of the jails that can serve this spec."""
-        return cls(spec.image, spec.jail, spec.user)
-
-
-class Jail(Protocol):
-    """A jail, leased or idle."""
-
-    on_death: Callable[[], None] | None
-    """Called once, on the loop, when its first process ends unasked."""
-
-    @property
-    def ready(self) -> bool:
-        """It lives, is not leased, and is proven clean."""
-        ...
+from sandbox.types import JailName, Limits, SandboxSpec
 
 
 class Builder(Protocol):
@@ -46,8 +21,11 @@ class Builder(Protocol):
         """Its own bounds, within which the pool keeps."""
         ...
 
-    async def build(self, image: str, jail: JailName, user: int) -> Jail:
+    async def build(self, image: str, jail: JailName, user: int, limits: Limits | None) -> Jail:
         """A new jail. Cancelled: nothing is left.
+
+        Args:
+            limits: those that the first lease will probably have.
 
         Raises:
             ConfigError, CapabilityError: no jail of this kind can ever be built here.

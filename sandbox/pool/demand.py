@@ -6,7 +6,7 @@ timer: whoever asks brings the time.
 
 from __future__ import annotations
 
-from sandbox.pool.builder import Key
+from sandbox.jail import JailKey
 
 
 class Demand:
@@ -14,19 +14,19 @@ class Demand:
 
     def __init__(self, window_s: float) -> None:
         self._window_s = max(window_s, 1e-3)
-        self._marks: dict[Key, tuple[int, int, int]] = {}  # window number, highest in it, highest in the one before
+        self._marks: dict[JailKey, tuple[int, int, int]] = {}  # window number, highest in it, highest in the one before
 
-    def used(self, key: Key, count: int, now_s: float) -> None:
+    def used(self, key: JailKey, count: int, now_s: float) -> None:
         """So many are in use now."""
         window, now, before = self._turned(key, now_s)
         self._marks[key] = (window, max(now, count), before)
 
-    def peak(self, key: Key, now_s: float) -> int:
+    def peak(self, key: JailKey, now_s: float) -> int:
         """The highest number lately."""
         _, now, before = self._turned(key, now_s)
         return max(now, before)
 
-    def _turned(self, key: Key, now_s: float) -> tuple[int, int, int]:
+    def _turned(self, key: JailKey, now_s: float) -> tuple[int, int, int]:
         window = int(now_s // self._window_s)
         then, now, before = self._marks.get(key, (window, 0, 0))
         if then == window:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Generic, TypeVar
 
-from sandbox.pool.builder import Key
+from sandbox.jail import JailKey
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Build(Generic[T]):
     """One jail that is being built."""
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: JailKey) -> None:
         self.key = key
         self.client: T | None = None
         """The acquire for which it stands in; None for one in store, or slow."""
@@ -50,16 +50,16 @@ class Growth(Generic[T]):
 
     def __init__(self, max_building: int) -> None:
         self._max_building = max_building
-        self._lines: dict[Key, _Line[T]] = {}
+        self._lines: dict[JailKey, _Line[T]] = {}
         self.num_building = 0
         """Slow ones included."""
         self.num_slow = 0
-        self._parked: deque[tuple[Key, T]] = deque()  # acquires whose builds are slow, as too many are already
+        self._parked: deque[tuple[JailKey, T]] = deque()  # acquires whose builds are slow, as too many are already
 
-    def _line(self, key: Key) -> _Line[T]:
+    def _line(self, key: JailKey) -> _Line[T]:
         return self._lines.setdefault(key, _Line())
 
-    def num_builds(self, key: Key) -> int:
+    def num_builds(self, key: JailKey) -> int:
         """Builds of that key in flight."""
         return self._lines[key].num_builds if key in self._lines else 0
 
@@ -75,14 +75,14 @@ class Growth(Generic[T]):
 
     # ------------------------------------------------------------------ acquires
 
-    def want(self, key: Key, client: T, *, paused: bool = False) -> None:
+    def want(self, key: JailKey, client: T, *, paused: bool = False) -> None:
         """An acquire lacks a jail. Paused, it gets none built before `want_again`."""
         line = self._line(key)
         line.lacking[client] = None
         if not paused:
             self._tie(line, client)
 
-    def want_again(self, key: Key, client: T) -> None:
+    def want_again(self, key: JailKey, client: T) -> None:
         """Its pause after a failure is over; does nothing where it was served meanwhile, or has gone."""
         line = self._lines.get(key)
         if line is not None and client in line.lacking and line.lacking[client] is None and client not in line.unbuilt:
@@ -95,7 +95,7 @@ class Growth(Generic[T]):
         else:
             line.unbuilt[client] = None
 
-    def leave(self, key: Key, client: T) -> None:
+    def leave(self, key: JailKey, client: T) -> None:
         """An acquire lacks no jail any more: it was served, has failed, or was cancelled."""
         line = self._line(key)
         build = line.lacking.pop(client, None)
@@ -114,18 +114,18 @@ class Growth(Generic[T]):
         else:
             line.spare.append(build)
 
-    def _forget(self, key: Key, line: _Line[T]) -> None:
+    def _forget(self, key: JailKey, line: _Line[T]) -> None:
         if line.empty:
             self._lines.pop(key, None)
 
-    def first(self, key: Key) -> T | None:
+    def first(self, key: JailKey) -> T | None:
         """The acquire that gets the next jail of that key; it must then `leave`."""
         line = self._lines.get(key)
         return next(iter(line.lacking), None) if line else None
 
     # ------------------------------------------------------------------ builds
 
-    def next_wanted(self) -> Key | None:
+    def next_wanted(self) -> JailKey | None:
         """The key of which a build should be started for an acquire, now; the keys take turns."""
         if self.num_building - self.num_slow >= self._max_building:
             return None
@@ -136,7 +136,7 @@ class Growth(Generic[T]):
         """Is there a turn for a build in store? One is left for who comes next."""
         return self.num_building - self.num_slow < max(1, self._max_building - 1)
 
-    def begin(self, key: Key) -> Build[T]:
+    def begin(self, key: JailKey) -> Build[T]:
         """A build starts: for the first acquire without one, else in store."""
         line = self._line(key)
         self._lines[key] = self._lines.pop(key)  # the other keys come first next time

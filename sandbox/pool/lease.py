@@ -12,7 +12,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from sandbox.errors import ConfigError, SandboxDiedError
-from sandbox.pool.builder import Jail, Key
+from sandbox.jail import Jail, JailKey
 from sandbox.pool.ticket import Ticket
 from sandbox.sandbox import Sandbox
 
@@ -26,7 +26,7 @@ class Lease:
 
     def __init__(self, ticket: Ticket, jail: Jail, sandbox: Sandbox, on_end: Callable[[Lease], None]) -> None:
         self.need = ticket.need
-        self.key: Key = ticket.key
+        self.key: JailKey = ticket.key
         self.jail = jail
         self.sandbox = sandbox
         self._on_end = on_end

@@ -13,6 +13,7 @@ clean, and only then its place is free.
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import os
 import time
@@ -38,6 +39,7 @@ from sandbox.sandbox import Sandbox
 from sandbox.types import SandboxSpec
 
 MAX_PRIORITY = 100
+_LOG = logging.getLogger("sandbox.pool")
 _LOOK_AGAIN_S = 0.25
 _PASSING = ("free memory", "pressure")
 """What holds back and passes without an event of ours."""
@@ -313,6 +315,7 @@ class SandboxPool:
             self._stock.take_back(lease.key, lease.jail)
         else:
             self._counts.unclean += 1
+            _LOG.info("a jail is not used again: %s", lease.jail.why_unclean or "its cleaning took too long")
             self._stock.discard(lease.key, lease.jail)
         self._admission.give_back(lease.need)
         self._advance()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from sandbox.pool.builder import Jail, Key
+from sandbox.jail import Jail, JailKey
 
 _LOG = logging.getLogger("sandbox.pool")
 
@@ -22,7 +22,7 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._jails)
 
-    def add(self, key: Key, jail: Jail) -> None:
+    def add(self, key: JailKey, jail: Jail) -> None:
         """Something of this jail stays until the host ends."""
         self._jails.append(jail)
         _LOG.warning("a %s jail of image %s cannot be ended: quarantined (%d now)", key.jail, key.image, len(self))

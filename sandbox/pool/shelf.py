@@ -8,30 +8,30 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from sandbox.pool.builder import Jail, Key
+from sandbox.jail import Jail, JailKey
 
 
 class Shelf:
     """Idle jails by key. The jails are compared by identity."""
 
     def __init__(self) -> None:
-        self._lines: dict[Key, OrderedDict[int, tuple[Jail, float]]] = {}
-        self._order: OrderedDict[int, Key] = OrderedDict()  # over all keys, the longest idle first
+        self._lines: dict[JailKey, OrderedDict[int, tuple[Jail, float]]] = {}
+        self._order: OrderedDict[int, JailKey] = OrderedDict()  # over all keys, the longest idle first
 
     def __len__(self) -> int:
         return len(self._order)
 
-    def count(self, key: Key) -> int:
+    def count(self, key: JailKey) -> int:
         """Idle jails of that key."""
         return len(self._lines.get(key, ()))
 
-    def put(self, key: Key, jail: Jail, now_s: float) -> None:
+    def put(self, key: JailKey, jail: Jail, now_s: float) -> None:
         """Lays a jail down."""
         assert id(jail) not in self._order
         self._lines.setdefault(key, OrderedDict())[id(jail)] = (jail, now_s)
         self._order[id(jail)] = key
 
-    def take(self, key: Key) -> Jail | None:
+    def take(self, key: JailKey) -> Jail | None:
         """The jail of that key that was used last, or None."""
         line = self._lines.get(key)
         if not line:
@@ -50,14 +50,14 @@ class Shelf:
         self._remove(key, id(jail))
         return True
 
-    def take_oldest(self) -> tuple[Key, Jail] | None:
+    def take_oldest(self) -> tuple[JailKey, Jail] | None:
         """The jail that has been idle for longest, of whichever key, or None."""
         if not self._order:
             return None
         number, key = next(iter(self._order.items()))
         return key, self._remove(key, number)
 
-    def take_expired(self, now_s: float, idle_s: float, spared: dict[Key, int]) -> list[tuple[Key, Jail]]:
+    def take_expired(self, now_s: float, idle_s: float, spared: dict[JailKey, int]) -> list[tuple[JailKey, Jail]]:
         """Jails that have been idle for `idle_s` or longer, but for as many of each key as are `spared`."""
         gone = []
         for key, line in list(self._lines.items()):
@@ -68,7 +68,7 @@ class Shelf:
                 gone.append((key, self._remove(key, number)))
         return gone
 
-    def next_expiry_s(self, idle_s: float, spared: dict[Key, int]) -> float | None:
+    def next_expiry_s(self, idle_s: float, spared: dict[JailKey, int]) -> float | None:
         """When `take_expired` finds the next one; None: never, if nothing comes."""
         firsts = [next(iter(line.values()))[1] for key, line in self._lines.items() if len(line) > spared.get(key, 0)]
         return min(firsts) + idle_s if firsts else None
@@ -80,7 +80,7 @@ class Shelf:
         self._order.clear()
         return gone
 
-    def _remove(self, key: Key, number: int) -> Jail:
+    def _remove(self, key: JailKey, number: int) -> Jail:
         line = self._lines[key]
         jail, _ = line.pop(number)
         del self._order[number]

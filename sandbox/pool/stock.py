@@ -15,8 +15,9 @@ import anyio
 import anyio.abc
 
 from sandbox.errors import CapabilityError, ConfigError, SandboxError
+from sandbox.jail import Jail, JailKey
 from sandbox.pool.backoff import Backoff
-from sandbox.pool.builder import Builder, Jail, Key
+from sandbox.pool.builder import Builder
 from sandbox.pool.config import PoolConfig
 from sandbox.pool.demand import Demand
 from sandbox.pool.growth import Build, Growth
@@ -24,6 +25,7 @@ from sandbox.pool.quarantine import Quarantine
 from sandbox.pool.shelf import Shelf
 from sandbox.pool.statistics import Counts
 from sandbox.pool.ticket import Ticket
+from sandbox.types import Limits
 
 
 class Stock:
@@ -62,10 +64,11 @@ class Stock:
         self.quarantine = Quarantine()
         self._demand = Demand(config.idle_s)
         self._backoff = Backoff(config.first_pause_s, config.most_pause_s, config.build_retries)
-        self._warm = {Key(warm.image, warm.jail, warm.user): warm.count for warm in config.warm}
-        self._out: dict[Key, int] = {}  # jails on their way to a lease, on one, or being reset
-        self._failures: dict[Key, int] = {}  # of builds in store, in a row
-        self._short: dict[Key, None] = dict.fromkeys(self._warm)  # may need builds in store
+        self._warm = {JailKey(warm.image, warm.jail, warm.user): warm.count for warm in config.warm}
+        self._out: dict[JailKey, int] = {}  # jails on their way to a lease, on one, or being reset
+        self._failures: dict[JailKey, int] = {}  # of builds in store, in a row
+        self._short: dict[JailKey, None] = dict.fromkeys(self._warm)  # may need builds in store
+        self._limits: dict[JailKey, Limits] = {}  # the last that were asked for
         self._expiry: asyncio.TimerHandle | None = None
         self._known: dict[int, Jail] = {}
         self.num_ending = 0
@@ -85,6 +88,7 @@ class Stock:
             pause_s: nothing is built for it before that time.
         """
         key = ticket.key
+        self._limits[key] = ticket.spec.limits
         self._out[key] = self._out.get(key, 0) + 1
         self._demand.used(key, self._out[key], self._clock())
         jail = self._take_ready(key)
@@ -106,12 +110,12 @@ class Stock:
         self.growth.want_again(ticket.key, ticket)
         self.advance()
 
-    def _in(self, key: Key) -> None:
+    def _in(self, key: JailKey) -> None:
         self._out[key] -= 1
         if not self._out[key]:
             del self._out[key]
 
-    def _take_ready(self, key: Key) -> Jail | None:
+    def _take_ready(self, key: JailKey) -> Jail | None:
         while (jail := self.shelf.take(key)) is not None:
             if jail.ready:
                 return jail
@@ -119,13 +123,13 @@ class Stock:
             self._end(key, jail)
         return None
 
-    def take_back(self, key: Key, jail: Jail) -> None:
+    def take_back(self, key: JailKey, jail: Jail) -> None:
         """A jail that was out, and is `ready`: the next tenant has it, or it is idle."""
         self._in(key)
         self._offer(key, jail)
         self.advance()
 
-    def _offer(self, key: Key, jail: Jail) -> None:
+    def _offer(self, key: JailKey, jail: Jail) -> None:
         ticket = self.growth.first(key)
         if ticket is not None:
             ticket.lacking = False
@@ -154,7 +158,7 @@ class Stock:
             else:
                 self._begin(key)
 
-    def _num_missing(self, key: Key) -> int:
+    def _num_missing(self, key: JailKey) -> int:
         there = self._out.get(key, 0) + self.shelf.count(key) + self.growth.num_builds(key)
         return max(self._warm.get(key, 0), self._demand.peak(key, self._clock())) - there
 
@@ -167,7 +171,7 @@ class Stock:
             self._end(*oldest)
         return False
 
-    def _begin(self, key: Key) -> None:
+    def _begin(self, key: JailKey) -> None:
         self._group.start_soon(self._build, self.growth.begin(key))
 
     async def _build(self, build: Build[Ticket]) -> None:
@@ -175,7 +179,9 @@ class Stock:
         overdue = self._loop.call_later(self._config.slow_build_s, self._overdue, build)
         jail, fault = None, None
         try:
-            jail = await self._builder.build(key.image, key.jail, key.user)
+            client = build.client
+            limits = self._limits.get(key) if client is None else client.spec.limits
+            jail = await self._builder.build(key.image, key.jail, key.user, limits)
             self._known[id(jail)] = jail
         except SandboxError as error:
             fault = error
@@ -197,7 +203,7 @@ class Stock:
         self.growth.overdue(build)
         self.advance()
 
-    def _failed(self, key: Key, ticket: Ticket | None, fault: SandboxError) -> None:
+    def _failed(self, key: JailKey, ticket: Ticket | None, fault: SandboxError) -> None:
         if isinstance(fault, ConfigError | CapabilityError):  # as it would be for everybody
             self._short.pop(key, None)
             while (other := self.growth.first(key)) is not None:
@@ -233,30 +239,30 @@ class Stock:
         self.leave(ticket)
         ticket.fail(fault)
 
-    def _fall_short(self, key: Key) -> None:
+    def _fall_short(self, key: JailKey) -> None:
         self._short[key] = None
         self.advance()
 
     # ------------------------------------------------------------------ ends
 
-    def _died(self, key: Key, jail: Jail) -> None:
+    def _died(self, key: JailKey, jail: Jail) -> None:
         if self.shelf.remove(jail):
             self._counts.died += 1
             self._end(key, jail)
             self._short[key] = None
 
-    def discard(self, key: Key, jail: Jail) -> None:
+    def discard(self, key: JailKey, jail: Jail) -> None:
         """A jail that was out, and cannot be used again: it ends, and another is built in its place."""
         self._in(key)
         self._short[key] = None
         self._end(key, jail)
 
-    def _end(self, key: Key, jail: Jail) -> None:
+    def _end(self, key: JailKey, jail: Jail) -> None:
         if not self._closing:
             self.num_ending += 1
             self._group.start_soon(self._destroy, key, jail)
 
-    async def _destroy(self, key: Key, jail: Jail) -> None:
+    async def _destroy(self, key: JailKey, jail: Jail) -> None:
         gone = False
         try:
             with anyio.move_on_after(self._config.end_timeout_s):

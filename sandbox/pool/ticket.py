@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import anyio
 
+from sandbox.jail import Jail, JailKey
 from sandbox.pool.admission import Need
-from sandbox.pool.builder import Jail, Key
 from sandbox.types import SandboxSpec
 
 
@@ -18,7 +18,7 @@ class Ticket:
 
     def __init__(self, spec: SandboxSpec, asked_s: float) -> None:
         self.spec = spec
-        self.key = Key.of(spec)
+        self.key = JailKey.of(spec)
         self.need = Need.of(spec)
         self.asked_s = asked_s
         self.admitted = False

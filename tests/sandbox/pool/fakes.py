@@ -11,9 +11,9 @@ import anyio
 
 from sandbox.config import SandboxConfig
 from sandbox.errors import StartError
-from sandbox.pool.builder import Key
+from sandbox.jail import JailKey
 from sandbox.pool.pool import SandboxPool
-from sandbox.types import JailName, SandboxSpec
+from sandbox.types import JailName, Limits, SandboxSpec
 from tests.sandbox.waiting import until
 
 
@@ -52,13 +52,14 @@ class FakeSandbox:
 class FakeJail:
     """A jail that is only its state."""
 
-    def __init__(self, number: int, key: Key) -> None:
+    def __init__(self, number: int, key: JailKey) -> None:
         self.number = number
         self.key = key
         self.on_death: Callable[[], None] | None = None
         self.alive = True
         self.sandbox: FakeSandbox | None = None
         self.clean = True
+        self.why_unclean = ""
         self.num_leases = 0
 
     @property
@@ -85,7 +86,7 @@ class FakeBuilder:
         self.jails: dict[int, FakeJail] = {}
         self.built: list[FakeJail] = []
         self.num_building = self.most_building = self.most_jails = self.most_leased = 0
-        self.on_build: Callable[[int, Key], Any] = nothing
+        self.on_build: Callable[[int, JailKey], Any] = nothing
         self.on_lease: Callable[[FakeJail], Any] = nothing
         self.on_reset: Callable[[FakeJail], Any] = nothing
         self.on_destroy: Callable[[FakeJail], Any] = nothing
@@ -95,8 +96,8 @@ class FakeBuilder:
     def leased(self) -> list[FakeJail]:
         return [jail for jail in self.jails.values() if jail.sandbox is not None]
 
-    async def build(self, image: str, jail: JailName, user: int) -> FakeJail:
-        key, number = Key(image, jail, user), self.num_calls
+    async def build(self, image: str, jail: JailName, user: int, limits: Limits | None = None) -> FakeJail:
+        key, number = JailKey(image, jail, user), self.num_calls
         self.num_calls += 1
         self.num_building += 1
         self.most_building = max(self.most_building, self.num_building)
@@ -112,7 +113,7 @@ class FakeBuilder:
     async def lease(self, jail: FakeJail, spec: SandboxSpec, *, waited_s: float) -> FakeSandbox:
         assert jail.number in self.jails
         assert jail.sandbox is None, "leased twice"
-        assert jail.key == Key.of(spec), "a jail of another kind"
+        assert jail.key == JailKey.of(spec), "a jail of another kind"
         assert waited_s >= 0
         await self.on_lease(jail)
         if not jail.ready:

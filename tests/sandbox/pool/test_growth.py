@@ -5,15 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sandbox.jail import JailKey
 from sandbox.pool.backoff import Backoff
-from sandbox.pool.builder import Key
 from sandbox.pool.demand import Demand
 from sandbox.pool.growth import Build, Growth
 from sandbox.pool.shelf import Shelf
 from sandbox.pool.statistics import Histogram
 from tests.sandbox.pool.fakes import FakeJail
 
-HOST, OTHER = Key("host", "bubblewrap", 1000), Key("python", "nsjail", 0)
+HOST, OTHER = JailKey("host", "bubblewrap", 1000), JailKey("python", "nsjail", 0)
 
 
 def begin_all(growth: Growth[str]) -> list[Build[str]]:
@@ -123,7 +123,7 @@ steps = st.lists(
 @given(steps)
 def test_whatever_happens_everybody_is_built_for_paused_or_in_line(moves: list[tuple[str, int]]) -> None:
     growth: Growth[int] = Growth(3)
-    lacking: dict[int, Key] = {}
+    lacking: dict[int, JailKey] = {}
     paused: set[int] = set()
     builds: list[Build[int]] = []
     number = 0
