@@ -9,6 +9,7 @@
     ├── AcquireTimeoutError no sandbox was free before the deadline
     ├── SandboxDiedError   a sandbox, or the warden that holds it, ended under a caller
     ├── SandboxFrozenError a sandbox was asked for something while it stands still
+    ├── LayerError         a workspace cannot be sealed, or a layer cannot be read, kept or used
     ├── TransferError      a file could not be moved in or out (not a regular file, over its cap, …)
     └── ProtocolError      a frame that breaks the wire format
 
@@ -111,6 +112,10 @@ class SandboxDiedError(SandboxError):
 
 class SandboxFrozenError(SandboxError):
     """The sandbox is frozen, so that nothing in it can answer; `thaw` it first."""
+
+
+class LayerError(SandboxError):
+    """A workspace cannot be sealed, or a layer cannot be read, carried away, brought in or used; says why."""
 
 
 class TransferError(SandboxError):

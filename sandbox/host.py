@@ -43,6 +43,8 @@ from sandbox.files.pipes import survey_tree
 from sandbox.files.tree import Survey
 from sandbox.insist import check_insist, unenforced_by, unenforced_in
 from sandbox.jail import Identity, Jail, JailKey, MountSize
+from sandbox.layers.bases import Bases
+from sandbox.layers.types import Layer
 from sandbox.leasing import Leasing
 from sandbox.protocol.forks import Owner, disown_in_children
 from sandbox.protocol.warden import Warden
@@ -69,6 +71,7 @@ class SandboxHost:
         self.shared_uid = ""
         """Why sandboxes share one host uid; empty where each has its own."""
         self._warden = Warden(self._on_died, self._on_warden_end)
+        self.layers = Bases(state_dir, self._warden)
         self._places = anyio.Semaphore(config.max_sandboxes)
         self._live: dict[int, Jail] = {}
         self._audits: dict[int, Audit] = {}  # of the leases, by the jail's number
@@ -112,7 +115,9 @@ class SandboxHost:
                 if host._uids is not None and host._claim is not None:
                     host._builder.foreign = True
                     host._numbers.map(host._uids, host._claim.uids)
-                host._leasing = Leasing(host._warden, host.backend, host._chores, host.config.start_timeout_s)
+                host._leasing = Leasing(
+                    host._warden, host.backend, host._chores, host.config.start_timeout_s, host.layers
+                )
                 yield host
             finally:
                 with anyio.CancelScope(shield=True):
@@ -181,7 +186,7 @@ class SandboxHost:
         self._disowned = self._warden_gone = self._closing = True
         parts: list[Owner] = [self._slot, self._warden, self._builder, *self._live.values()]
         parts += [] if self._claim is None else [self._claim]
-        return [fd for part in parts for fd in part.disown()]
+        return [fd for part in (*parts, self.layers.store) for fd in part.disown()]
 
     async def _end(self) -> None:
         if self._disowned:
@@ -192,6 +197,7 @@ class SandboxHost:
         await self._warden.aclose()
         for root in self.backend.roots:  # the warden has removed them, unless it was killed
             await anyio.to_thread.run_sync(destroy_cgroup, root)
+        await self.layers.aclose()
         self._slot.forget()
 
     def _on_died(self, ident: int) -> None:
@@ -221,11 +227,13 @@ class SandboxHost:
         return len(self._live)
 
     @asynccontextmanager
-    async def acquire(self, spec: SandboxSpec) -> AsyncIterator[Sandbox]:
-        """A fresh sandbox in a jail of its own, ended (and awaited) when the context is left.
+    async def acquire(self, spec: SandboxSpec, base: Layer | None = None) -> AsyncIterator[Sandbox]:
+        """A fresh sandbox in a jail of its own, its workspace over `base`; ended (and awaited) when the context is
+        left.
 
         Raises:
             ConfigError: unknown image or name in `insist`, or a workspace that cannot be read or is too large.
+            LayerError: the base is gone.
             CapabilityError: the host cannot enforce what the spec insists on, lacks the jail tool that it names, or
                 cannot isolate at all.
             StartError: the jail did not come up.
@@ -236,7 +244,7 @@ class SandboxHost:
         found = await survey_tree(spec)
         jail = await self.build(spec.image, spec.jail, spec.user, spec.limits)
         try:
-            yield await self._lease(jail, spec, found, asked_s)
+            yield await self._lease(jail, spec, found, asked_s, base)
         finally:
             await self.destroy(jail)
 
@@ -271,19 +279,24 @@ class SandboxHost:
         self._live[ident] = built
         return built
 
-    async def lease(self, jail: Jail, spec: SandboxSpec, *, waited_s: float = 0.0) -> Sandbox:
+    async def lease(
+        self, jail: Jail, spec: SandboxSpec, base: Layer | None = None, *, waited_s: float = 0.0
+    ) -> Sandbox:
         """Hands a jail out that is `ready`: its agent answers, its mounts have the spec's size, its control groups the
         spec's limits, and `spec.workspace` is copied in.
 
-        A spec with the disk size and inodes of the lease before costs one question to the agent, another one new
-        mounts. After an exception, or cancelled, the jail serves on where it is `ready` still; else `destroy` it.
+        A spec with the disk size and inodes of the lease before, and its base, costs one question to the agent, another
+        one new mounts. After an exception, or cancelled, the jail serves on where it is `ready` still; else `destroy`
+        it.
 
         Args:
+            base: what lies under the workspace, until `reset` or `destroy`.
             waited_s: seconds that the tenant has waited, for the audit.
 
         Raises:
             ConfigError: the spec asks for another image, jail tool or user, or for a workspace that cannot be read.
             CapabilityError: the host cannot enforce what the spec insists on.
+            LayerError: the base is gone.
             StartError: it got no new mounts.
             SandboxDiedError: the jail is not ready, its agent is dead or does not answer, or the warden has ended.
         """
@@ -292,14 +305,16 @@ class SandboxHost:
             raise ConfigError("spec", JailKey.of(spec), f"this jail serves {jail.key} alone")
         asked_s = time.monotonic() - waited_s
         found = await survey_tree(spec)
-        return await self._lease(jail, spec, found, asked_s)
+        return await self._lease(jail, spec, found, asked_s, base)
 
-    async def _lease(self, jail: Jail, spec: SandboxSpec, found: Survey | None, asked_s: float) -> Sandbox:
+    async def _lease(
+        self, jail: Jail, spec: SandboxSpec, found: Survey | None, asked_s: float, base: Layer | None
+    ) -> Sandbox:
         if not jail.ready:
             raise SandboxDiedError(jail.why_died or "the jail is not ready for a lease")
         self.image_shared = jail.why_shared or self.image_shared
         unenforced = unenforced_in(jail, spec, self.backend)
-        box = await self._leasing.lease(jail, spec, unenforced, found)
+        box = await self._leasing.lease(jail, spec, unenforced, found, base)
         self._audits[jail.number] = Audit(jail.number, jail.host_uid, spec, time.monotonic() - asked_s)
         return box
 
@@ -351,6 +366,8 @@ class SandboxHost:
                 gone = await self._leasing.end(jail, keep=not self._closing)
             if gone:
                 self._numbers.put(ident)
+            if gone and jail is not None:
+                await self._leasing.unpin(jail)
             return gone
         finally:
             self._places.release()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import anyio
 
 from sandbox.errors import ProtocolError, SandboxDiedError
+from sandbox.layers.types import Layer
 from sandbox.protocol.line import Line
 from sandbox.protocol.link import FrameLink
 from sandbox.protocol.wire import Frame, Item, Kind, Residue, Tag, encode, number
@@ -88,6 +89,10 @@ class Jail:
         self.env = env or {}
         self.why_shared = why_shared
         self.size = size or MountSize.of(Limits())
+        self.base: Layer | None = None
+        """What lies under its workspace."""
+        self.pins: list[Layer] = []
+        """Layers that lie, or may lie, under its workspaces: the base, and where a renewal failed another one."""
         self.clean = True
         """Is nothing of an earlier lease in it? Kept by whoever leases and resets it."""
         self.why_unclean = ""

@@ -20,6 +20,8 @@ from sandbox.errors import SandboxDiedError, SandboxError, StartError
 from sandbox.files.tree import Survey
 from sandbox.jail import Jail, MountSize, explain, uid_items
 from sandbox.jails.start import renew_items
+from sandbox.layers.bases import Bases
+from sandbox.layers.types import Layer
 from sandbox.protocol.warden import Warden
 from sandbox.protocol.wire import Item, Tag, text
 from sandbox.sandbox import Sandbox
@@ -46,28 +48,39 @@ class Leasing:
         backend: Backend,
         chores: anyio.CapacityLimiter,
         renew_timeout_s: float,
+        bases: Bases,
     ) -> None:
         self._warden = warden
         self._sets = SetPool(backend)
         self._chores = chores
         self._renew_timeout_s = renew_timeout_s
+        self._bases = bases
         self._pace = Pace()
 
-    async def lease(self, jail: Jail, spec: SandboxSpec, unenforced: Sequence[str], found: Survey | None) -> Sandbox:
+    async def lease(
+        self,
+        jail: Jail,
+        spec: SandboxSpec,
+        unenforced: Sequence[str],
+        found: Survey | None,
+        base: Layer | None = None,
+    ) -> Sandbox:
         """Hands a ready jail out. After an exception it is usable where `Jail.ready` still holds, else to be ended.
 
         Args:
             unenforced: limits that this host does not enforce for it.
             found: what is copied into the workspace.
+            base: what is to lie under it; where the host cannot do that it is copied in first.
 
         Raises:
             SandboxDiedError: its agent is dead or silent, or the warden has ended.
             StartError: it got no mounts of that size.
-            ConfigError: the workspace cannot be copied.
+            ConfigError: the workspace cannot be copied, or the base is none, or must be copied and does not fit.
+            LayerError: the base is gone.
         """
         size = MountSize.of(spec.limits)
-        if size != jail.size:
-            await self.renew(jail, size)
+        if size != jail.size or base != jail.base:
+            await self.renew(jail, size, base, spec.limits)
         else:
             await jail.ping()
         cgroups = await self._take_set(spec.limits)
@@ -80,6 +93,9 @@ class Leasing:
         jail.clean = False
         jail.num_leases += 1
         jail.sandbox = box
+        box.workspace = self._bases.workspace(jail, base)
+        if base is not None and jail.base is None:
+            await box.copy(self._bases, base)
         if found is not None:
             await box.fill(found)
         return box
@@ -112,21 +128,35 @@ class Leasing:
         if directories:
             await anyio.to_thread.run_sync(remove, limiter=self._chores)
 
-    async def renew(self, jail: Jail, size: MountSize) -> None:
+    async def renew(self, jail: Jail, size: MountSize, base: Layer | None = None, limits: Limits | None = None) -> None:
         """Makes the writable mounts anew, in that size. Failed or cancelled, the jail is not clean any more.
+
+        Args:
+            base: what lies under the new workspace, where this host can do that.
+            limits: what the base must fit into where it is to be copied.
 
         Raises:
             StartError: they could not be made in time.
             SandboxDiedError: the jail or the warden has ended.
         """
+        attachment = None if base is None else await self._bases.attach(base, limits or Limits())
+        if base is not None:
+            jail.pins.append(base)
         jail.clean = False
         try:
             with anyio.fail_after(self._renew_timeout_s):
-                await self._warden.renew(jail.number, [*uid_items(jail.identity), *renew_items(*size)])
+                await self._warden.renew(jail.number, [*uid_items(jail.identity), *renew_items(*size, attachment)])
         except TimeoutError:
             raise StartError(f"no new mounts after {self._renew_timeout_s} s") from None
         jail.size = size
+        jail.base = None if attachment is None else base
         jail.clean = True
+        await self.unpin(jail, 0 if base is None else 1)
+
+    async def unpin(self, jail: Jail, num_kept: int = 0) -> None:
+        """Lets go of what lay under a jail's earlier workspaces."""
+        while len(jail.pins) > num_kept:
+            await self._bases.detach(jail.pins.pop(0))
 
     async def reset(self, box: Sandbox) -> bool:
         """Ends a lease, and makes its jail new: True when that is proven. False: `Jail.why_unclean` says why.
@@ -155,7 +185,8 @@ class Leasing:
         if not await self._give_back(box):
             return "somebody is still in its control groups"
         jail.sandbox = None
-        await self.renew(jail, jail.size)
+        base = jail.base if jail.base is not None and self._bases.wanted(jail.base) else None
+        await self.renew(jail, jail.size, base)
         return ""
 
     async def _give_back(self, box: Sandbox) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import BinaryIO, Literal
 
 import anyio
@@ -27,6 +27,9 @@ from sandbox.files.pipes import fetch_tree, send_survey, upload_tar
 from sandbox.files.transfer import absolute, get_file, put_file
 from sandbox.files.tree import Survey
 from sandbox.jail import Jail
+from sandbox.layers.bases import Bases
+from sandbox.layers.types import Change, Layer
+from sandbox.layers.workspace import Workspace
 from sandbox.protocol.forks import Owner
 from sandbox.protocol.places import MAX_COMMANDS, Places
 from sandbox.protocol.requests import Requests
@@ -66,6 +69,7 @@ class Sandbox:
         self.workspace_skipped: tuple[Skipped, ...] = ()
         """What of `spec.workspace` was left out: links that lead out of it, FIFOs, sockets and devices."""
         self._died: str | None = None
+        self.workspace: Workspace
         self._closed = False
         begin(cgroups)
         self._link = jail.begin_lease(self._on_frame, self.mark_dead)
@@ -231,9 +235,9 @@ class Sandbox:
         ident = self.jail.take_ident()
         leaf = await self._places.take(ident)
         try:
-            modes = {"piped": stdin == "pipe", "stream": output == "stream"}
             with files.vanishing():
-                process = await self._launch(ident, command, fds, leaf, **modes)
+                stream = output == "stream"
+                process = await self._launch(ident, command, fds, leaf, piped=stdin == "pipe", stream=stream)
         except BaseException:
             self._places.over(ident)
             self._places.give_back(leaf)
@@ -242,15 +246,9 @@ class Sandbox:
             yield process
         finally:
             if not process.settled:
-                with anyio.move_on_after(_CLEAN_UP_S, shield=True):
-                    await self._kill_quietly(process)
+                with anyio.move_on_after(_CLEAN_UP_S, shield=True), suppress(SandboxError):
+                    await process.kill()  # it died, or never began? dead is what was wanted
             self._forget(ident, process)
-
-    async def _kill_quietly(self, process: Process) -> None:
-        try:
-            await process.kill()
-        except SandboxError:
-            return  # the sandbox died, or the command never began: dead is what was wanted
 
     def _forget(self, ident: int, process: Process) -> None:
         self._running.pop(ident, None)
@@ -269,15 +267,8 @@ class Sandbox:
         alone = not self._running and self._cgroups.idle()
         if alone:
             self._cgroups.reset_peak()
-        process = Process(
-            command,
-            self._cgroups,
-            leaf,
-            self.unenforced,
-            lambda: self._ask_kill(ident),
-            cpus=self.spec.limits.cpus,
-            stream=stream,
-        )
+        cpus, kill = self.spec.limits.cpus, lambda: self._ask_kill(ident)
+        process = Process(command, self._cgroups, leaf, self.unenforced, kill, cpus=cpus, stream=stream)
         process.alone = alone
         self._running[ident] = process
         self.num_commands += 1
@@ -352,6 +343,10 @@ class Sandbox:
         caps = Caps(max_bytes, max_entries).within(self.spec.limits)
         return await upload_tar(self._requests, source, absolute(path), caps)
 
+    async def copy(self, bases: Bases, base: Layer) -> None:
+        """Copies a base into the workspace, where it cannot lie under it: said by the host, as `fill` is."""
+        await bases.copy(self._requests, base, self.spec.limits)
+
     async def fill(self, found: Survey) -> None:
         """Copies a directory of the host into the workspace: said once, by the host, before anybody has this."""
         await send_survey(self._requests, found)
@@ -378,6 +373,18 @@ class Sandbox:
         caps = Caps(max_bytes, max_entries).within(self.spec.limits)
         return await fetch_tree(self._requests, absolute(path), caps)
 
+    async def diff(self, *, max_bytes: int | None = None, max_entries: int | None = None) -> tuple[Change, ...]:
+        """What is not as it was in the base; see `Workspace.diff`."""
+        self._require_alive()
+        caps = Caps(max_bytes, max_entries).within(self.spec.limits)
+        return await self.workspace.diff(self, caps, busy=bool(self._running))
+
+    async def seal(self, *, max_bytes: int | None = None, max_entries: int | None = None) -> Layer:
+        """The workspace as it is now, as a base for others; see `Workspace.seal`."""
+        self._require_alive()
+        caps = Caps(max_bytes, max_entries).within(self.spec.limits)
+        return await self.workspace.seal(self, caps, busy=bool(self._running))
+
     async def usage(self) -> SandboxUsage:
         """What the sandbox holds and has used, now; while it is frozen, only what its control groups tell.
 
@@ -385,10 +392,5 @@ class Sandbox:
             SandboxDiedError: the sandbox has ended.
         """
         self._require_alive()
-        space = None
-        if not self.frozen:
-            frame, fds = await self._requests.ask(Kind.STAT, [])
-            for fd in fds:
-                os.close(fd)
-            space = frame.space()
+        space = None if self.frozen else await self._requests.ask_space()
         return measure(self._cgroups, space, len(self._running))

@@ -53,11 +53,16 @@ class ProbeAnswer(msgspec.Struct, frozen=True):
     other_namespaces: str | None
     overlay: str | None
     idmapped_mount: str | None
+    layers: str | None
 
 
-def namespace_capabilities() -> list[Capability]:
-    """User and other namespaces, overlay and id-mapped mounts, each really tried in a throw-away child."""
-    answer = _try_namespaces()
+def namespace_capabilities(state_dir: Path = Path("/usr")) -> list[Capability]:
+    """User and other namespaces, overlay and id-mapped mounts, each really tried in a throw-away child.
+
+    Args:
+        state_dir: where layers lie, or are to lie.
+    """
+    answer = try_namespaces(nearest(state_dir))
     remedy = user_namespace_remedy()
     as_user = f"tried as uid {NOBODY_UID}" if _is_real_root() else "tried as this user"
     overlay_remedy, idmap_remedy = "load the overlay module (modprobe overlay), Linux 5.11 or later", "root, Linux 5.12"
@@ -68,6 +73,7 @@ def namespace_capabilities() -> list[Capability]:
         _found("other namespaces", answer.other_namespaces, "pid, network, ipc, uts, cgroup", remedy, required=True),
         _found("overlay mounts", answer.overlay, "in a user namespace, to keep siblings apart", overlay_remedy),
         _found("id-mapped mounts", answer.idmapped_mount, "for workspaces shared between uids", idmap_remedy),
+        layer_capability(answer, idmap_remedy),
     ]
 
 
@@ -295,10 +301,29 @@ def _found(name: str, failure: str | None, detail: str, remedy: str, required: b
     return Capability(name=name, ok=False, detail=f"{detail}: {failure}", remedy=remedy, required=required)
 
 
-def _try_namespaces() -> ProbeAnswer:
+def layer_capability(answer: ProbeAnswer, remedy: str) -> Capability:
+    """Whether a layer can lie under the workspaces of sandboxes."""
+    name = "shared bases"
+    if answer.layers is None:
+        detail = "a layer lies under any number of workspaces, and takes nothing of their disk limits"
+        return Capability(name=name, ok=True, detail=detail)
+    detail = f"a layer is copied into each workspace: {answer.layers}"
+    remedy = remedy.replace(
+        "5.12", "6.6, and a state directory on a file system that can be id-mapped (ext4, xfs, btrfs)"
+    )
+    return Capability(name=name, ok=False, detail=detail, remedy=remedy)
+
+
+def nearest(path: Path) -> Path:
+    """That directory, or the nearest one above it that exists."""
+    return next((part for part in (path, *path.parents) if part.is_dir()), Path("/"))
+
+
+def try_namespaces(layers: Path) -> ProbeAnswer:
+    """Runs the probe (blocking, some tens of milliseconds); layers would lie in that directory."""
     command = [sys.executable, "-I", "-S", str(_PROBE)]
     if _is_real_root():
-        command.append(str(NOBODY_UID))
+        command += [str(NOBODY_UID), str(layers)]
     try:
         done = subprocess.run(
             command, capture_output=True, check=True, timeout=_PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL
@@ -306,4 +331,4 @@ def _try_namespaces() -> ProbeAnswer:
         return msgspec.json.decode(done.stdout, type=ProbeAnswer)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
         words = f"the probe failed ({error})"
-        return ProbeAnswer(words, words, words, words)
+        return ProbeAnswer(words, words, words, words, words)

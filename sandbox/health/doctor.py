@@ -135,7 +135,7 @@ def look_outside(state_dir: Path, jail: JailName = "bubblewrap") -> tuple[Capabi
     """Every capability of the host; blocks for some tens of milliseconds."""
     return (
         kernel_capability(),
-        *namespace_capabilities(),
+        *namespace_capabilities(state_dir),
         seccomp_capability(),
         *jail_capabilities(jail),
         native_capability(),

@@ -1,7 +1,7 @@
 """Tries in throw-away children what a jail will need from the kernel, and prints what happened as JSON.
 
-Owns: its own forked children, whose namespaces die with them; run as a program with the standard library alone
-(`python -I -S namespace_probe.py [UID]`), never imported by the engine's process. Invariant: nothing outside those
+Owns: its own forked children, whose namespaces die with them; run as a program with the standard library alone (`python
+-I -S namespace_probe.py [UID [DIRECTORY]]`), never imported by the engine's process. Invariant: nothing outside those
 namespaces changes. With a UID (root only) the attempts run as that user, as a sandbox will: some hosts let root make a
 user namespace and refuse everyone else.
 """
@@ -27,8 +27,11 @@ MS_REC_PRIVATE = 0x4000 | 0x40000
 PR_SET_DUMPABLE = 4
 SYS_OPEN_TREE, SYS_MOUNT_SETATTR = 428, 442
 OPEN_TREE_CLONE, AT_EMPTY_PATH, AT_FDCWD, MOUNT_ATTR_IDMAP = 1, 0x1000, -100, 0x0010_0000
+SYS_MOVE_MOUNT, MOVE_MOUNT_F_EMPTY_PATH = 429, 4
 SCRATCH = "/tmp"
+OVERLAY = "upperdir=upper,workdir=work,userxattr"
 
+DIRECTORY = sys.argv[2] if len(sys.argv) > 2 else "/usr"
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -86,6 +89,32 @@ def try_overlay(uid: int | None) -> None:
 
 def try_idmapped_mount(uid: int | None) -> None:
     """An id-mapped copy of a mount (root only; nothing is attached anywhere)."""
+    idmapped_copy(b"/usr", uid)
+
+
+def try_layers(uid: int | None) -> None:
+    """A sandbox's workspace over a directory where layers are to lie: id-mapped, below an overlay that can be
+    written.
+    """
+    tree = idmapped_copy(os.fsencode(DIRECTORY), uid)
+    enter_user_namespace(uid)
+    mount_scratch()
+    os.chdir(SCRATCH)
+    for name in ("lower", "upper", "work", "merged"):
+        os.mkdir(name)
+    check(libc.syscall(SYS_MOVE_MOUNT, tree, b"", AT_FDCWD, b"lower", MOVE_MOUNT_F_EMPTY_PATH), "move_mount")
+    check(libc.mount(b"overlay", b"merged", b"overlay", 0, f"lowerdir=lower,{OVERLAY}".encode()), "mount (overlay)")
+    os.mkdir("merged/.rollout-probe")
+    try:
+        os.setxattr("upper", "user.rollout", b"y")
+    except OSError as error:
+        raise OSError(
+            error.errno, f"tmpfs has no attributes of users, which came with Linux 6.6: {error.strerror}"
+        ) from None
+
+
+def idmapped_copy(directory: bytes, uid: int | None) -> int:
+    """A detached copy of the mount of that directory, in which root's files belong to that user."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -102,10 +131,11 @@ def try_idmapped_mount(uid: int | None) -> None:
             with open(f"/proc/{child}/{name}", "w") as file:
                 file.write(f"0 {uid or 1000} 1")
         namespace = os.open(f"/proc/{child}/ns/user", os.O_RDONLY)
-        tree = check(libc.syscall(SYS_OPEN_TREE, AT_FDCWD, b"/usr", OPEN_TREE_CLONE), "open_tree")
+        tree = check(libc.syscall(SYS_OPEN_TREE, AT_FDCWD, directory, OPEN_TREE_CLONE), "open_tree")
         attributes = (ctypes.c_uint64 * 4)(MOUNT_ATTR_IDMAP, 0, 0, namespace)
         size = ctypes.c_size_t(ctypes.sizeof(attributes))
         check(libc.syscall(SYS_MOUNT_SETATTR, tree, b"", AT_EMPTY_PATH, attributes, size), "mount_setattr")
+        return tree
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
@@ -116,6 +146,7 @@ ATTEMPTS: dict[str, Callable[[int | None], None]] = {
     "other_namespaces": try_other_namespaces,
     "overlay": try_overlay,
     "idmapped_mount": try_idmapped_mount,
+    "layers": try_layers,
 }
 
 

@@ -12,10 +12,14 @@ from sandbox.images.types import Image
 from sandbox.jails.plan import AGENT_FD, AGENT_PATH, DEVICE_MINORS, FILTER_FD, STAGING_PATH, JailPlan
 from sandbox.jails.tools import Jail
 from sandbox.jails.views import view_items
+from sandbox.layers.types import Attachment
 from sandbox.protocol.wire import Item, Tag, number, numbered, text
 
 _OWN_INODES = 10
 """Of a sandbox's tmpfs: its root, the writable mounts, and what the warden needs to make them."""
+_BASE_INODES = 4
+"""Where what is written over a base lies, where the overlay works, and what that makes for itself; and a directory for
+each layer."""
 _WRITABLE = (("w", "/workspace", 0o755), ("s", "/dev/shm", 0o1777), ("t", "/tmp", 0o1777))
 
 
@@ -36,9 +40,21 @@ def start_items(
     return items
 
 
-def renew_items(disk_bytes: int, inodes: int) -> list[Item]:
-    """A new file system for all writable mounts of a jail; what the old one held is gone afterwards."""
-    return [_tmpfs(disk_bytes, inodes), *(text(Tag.DROP, target) for _, target, _ in _WRITABLE), *_writable()]
+def renew_items(disk_bytes: int, inodes: int, base: Attachment | None = None) -> list[Item]:
+    """A new file system for all writable mounts of a jail; what the old one held is gone afterwards.
+
+    Args:
+        base: layers that lie under the new workspace.
+    """
+    own = 0 if base is None else _BASE_INODES + len(base.trees)
+    drops = (text(Tag.DROP, target) for _, target, _ in _WRITABLE)
+    return [_tmpfs(disk_bytes, inodes + own), *drops, *(_writable() if base is None else _over(base))]
+
+
+def _over(base: Attachment) -> list[Item]:
+    name, target, _ = _WRITABLE[0]
+    trees = [text(Tag.LAYER, tree) for tree in base.trees]
+    return [*trees, numbered(Tag.LAYERED, base.mode, name, target), *_writable()[1:]]
 
 
 def _tmpfs(disk_bytes: int, inodes: int) -> Item:

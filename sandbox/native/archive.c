@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define PERMISSIONS 0777u
+#define STICKY 01000u /* comes in with a base alone */
 #define TAR_BLOCK 512u
 #define REPLACE_TRIES 16
 
@@ -68,7 +69,7 @@ static int dress(int fd, const struct archive_record *record)
 {
     struct timespec times[2] = {{.tv_sec = record->mtime_s}, {.tv_sec = record->mtime_s}};
 
-    return fchmod(fd, record->mode & PERMISSIONS) < 0 || futimens(fd, times) < 0 ? -1 : 0;
+    return fchmod(fd, record->mode & (PERMISSIONS | STICKY)) < 0 || futimens(fd, times) < 0 ? -1 : 0;
 }
 
 static int fill(int source, int fd, uint64_t left)
@@ -182,9 +183,10 @@ static int unpack_all(int source, int report, int base)
         if (archive_read(source, path, record.path_length) < 0)
             return -1;
         path[record.path_length] = 0;
-        if (!valid_path(path, record.path_length))
+        int whole = record.kind == ARCHIVE_SEAL && record.path_length == 0; /* what all lies in */
+        if (!whole && !valid_path(path, record.path_length))
             return errno = EPROTO, -1;
-        if (unpack_one(source, base, &record, path) < 0)
+        if ((whole ? seal_directory(base, ".", &record) : unpack_one(source, base, &record, path)) < 0)
             return tell_failure(report, path, record.path_length, errno), -1;
     }
     return -1;

@@ -19,7 +19,7 @@ enum archive_kind {
     ARCHIVE_FILE = 1,      /* size: what it claimed when it was opened; at most that much follows */
     ARCHIVE_DIRECTORY = 2, /* to the sandbox: make it, with whatever mode its filling needs */
     ARCHIVE_LINK = 3,      /* to the sandbox: size bytes of target follow the path */
-    ARCHIVE_SEAL = 4,      /* to the sandbox: the directory is full; give it mode and time */
+    ARCHIVE_SEAL = 4,      /* to the sandbox: the directory ("" for the base) is full; give it mode and time */
     ARCHIVE_SKIPPED = 5,   /* from the sandbox: no file; mode is st_mode's type >> 12, or error why */
     ARCHIVE_FAILED = 6,    /* from the sandbox: error is the errno; nothing follows */
 };
@@ -27,7 +27,7 @@ enum archive_kind {
 struct archive_record {
     uint32_t magic;
     uint16_t kind;
-    uint16_t mode; /* permission bits alone */
+    uint16_t mode; /* permission bits; to the sandbox with the sticky bit */
     uint32_t path_length;
     uint32_t error;
     uint64_t size;

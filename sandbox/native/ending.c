@@ -19,6 +19,8 @@ static void free_jail(uint32_t id)
 
     drop_fd(&jail->pidfd);
     drop_fd(&jail->sync);
+    drop_fd(&jail->layers);
+    drop_fd(&jail->upper);
     forget(&jail->start);
     forget(&jail->release);
     free(jail);
@@ -35,6 +37,9 @@ void kill_jail(struct jail *jail)
             file_write(wire_string(&entry), "1");
     if (jail->mounter)
         kill(jail->mounter, SIGKILL);
+    if (jail->sealer)
+        kill(jail->sealer, SIGKILL);
+    drop_fd(&jail->upper); /* it would hold the memory of what was written */
     if (jail->pidfd >= 0)
         syscall(SYS_pidfd_send_signal, jail->pidfd, SIGKILL, NULL, 0);
     if (jail->monitor)
@@ -72,7 +77,7 @@ void finish(uint32_t id)
     struct jail *jail = warden.jails[id];
     int late = now_ms() - jail->closing_since_ms > GIVE_UP_MS, error = ETIMEDOUT;
 
-    if (jail->monitor == 0 && jail->mounter == 0 && jail->pidfd < 0 && jail->sync < 0) {
+    if (jail->monitor == 0 && jail->mounter == 0 && jail->sealer == 0 && jail->pidfd < 0 && jail->sync < 0) {
         reap_agent(id);
         error = clean_up(jail);
     }

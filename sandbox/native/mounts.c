@@ -10,7 +10,7 @@
  * directory, which a user namespace may not uncover) the jail tool's own mounts stay as they are,
  * and the exit code says so. */
 #define _GNU_SOURCE
-#include "native.h"
+#include "layers.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -222,6 +222,8 @@ static int apply(const struct wire_entry *entry)
         return drop(path);
     case TAG_BIND:
         return bind_writable(entry);
+    case TAG_LAYERED:
+        return layers_bind(base, entry);
     default:
         return 0;
     }
@@ -238,27 +240,33 @@ static int apply_all(const struct wire_frame *frame)
     return base == NULL ? 0 : umount2(base, MNT_DETACH); /* its directories stay, bound elsewhere */
 }
 
-_Noreturn static void mounter(const struct wire_frame *frame, int pidfd)
+_Noreturn static void mounter(const struct wire_frame *frame, int pidfd, int layers)
 {
     struct wire_cursor cursor = wire_items(frame);
     struct wire_entry entry;
 
     umask(0);
     nodes = nodes_make(frame);
+    if (layers_open(frame) < 0)
+        _exit(errno);
     /* First the sandbox's uid, then its namespaces: it owns them, and root is not mapped there. */
     while (wire_next(&cursor, &entry) == 1)
         if (entry.tag == TAG_IDS && jail_become(&entry) < 0)
             _exit(errno);
-    if (setns(pidfd, CLONE_NEWUSER | CLONE_NEWNS) < 0 || apply_all(frame) < 0)
+    if (setns(pidfd, CLONE_NEWUSER | CLONE_NEWNS) < 0 || apply_all(frame) < 0 || layers_hand(layers) < 0)
         _exit(errno > 0 && errno < MOUNTS_SHARED ? errno : EIO);
     _exit(overlay_errno ? MOUNTS_SHARED + overlay_errno % MOUNTS_SHARED : 0);
 }
 
-pid_t mounts_make(const struct wire_frame *frame, int pidfd)
+pid_t mounts_make(const struct wire_frame *frame, int pidfd, int *layers)
 {
-    pid_t pid = fork();
+    int theirs;
 
+    *layers = layers_channel(frame, &theirs);
+    pid_t pid = fork();
     if (pid == 0)
-        mounter(frame, pidfd);
+        mounter(frame, pidfd, theirs);
+    if (theirs >= 0)
+        close(theirs);
     return pid;
 }

@@ -25,7 +25,7 @@ int jail_become(const struct wire_entry *entry); /* takes the uid and gid of a T
 /* mounts.c: the mounts of one sandbox alone, made from outside. The child ends with 0, with an
  * errno, or with MOUNTS_SHARED plus an errno: all is there, but the image has no overlay. */
 #define MOUNTS_SHARED 128
-pid_t mounts_make(const struct wire_frame *frame, int pidfd);
+pid_t mounts_make(const struct wire_frame *frame, int pidfd, int *layers); /* a channel for layers_take, or -1 */
 
 /* nodes.c: a file system with the nodes of the TAG_NODE items, made as the host's root; -1: not here */
 int nodes_make(const struct wire_frame *frame);

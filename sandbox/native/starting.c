@@ -44,7 +44,7 @@ void on_start(struct wire_frame *frame)
     }
     warden.jails[id] = jail;
     warden.top = id >= warden.top ? id + 1 : warden.top;
-    jail->pidfd = jail->sync = -1;
+    jail->pidfd = jail->sync = jail->layers = jail->upper = -1;
     if (keep(&jail->start, frame) < 0 ||
         socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) {
         start_failed(id, "preparing a jail", errno);
@@ -107,7 +107,7 @@ static void on_ready(uint32_t id, pid_t agent)
         on_orphaned(id);
     if (jail->state != MOUNTING)
         return;
-    jail->mounter = mounts_make(&jail->start, pidfd);
+    jail->mounter = mounts_make(&jail->start, pidfd, &jail->layers);
     if (jail->mounter < 0) {
         jail->mounter = 0;
         start_failed(id, "forking to mount", errno);
@@ -185,6 +185,8 @@ void on_mounted(uint32_t id, int status)
     int done = WIFEXITED(status) && (code == 0 || code >= MOUNTS_SHARED);
 
     jail->mounter = 0;
+    drop_fd(&jail->upper);
+    jail->upper = layers_take(&jail->layers);
     if (jail->state == CLOSING) {
         finish(id);
     } else if (jail->renewing) {
@@ -205,11 +207,13 @@ void on_renew(struct wire_frame *frame)
     struct jail *jail = id < MAX_JAILS ? warden.jails[id] : NULL;
     pid_t pid = -1;
 
-    if (jail == NULL || jail->state != LIVE || jail->mounter)
+    if (jail == NULL || jail->state != LIVE || jail->mounter || jail->sealer)
         errno = ESRCH;
     else
-        pid = mounts_make(frame, jail->pidfd);
+        pid = mounts_make(frame, jail->pidfd, &jail->layers);
     if (pid < 0) {
+        if (jail != NULL && jail->mounter == 0)
+            drop_fd(&jail->layers);
         tell(WIRE_RENEWED, id, (uint32_t)errno, NULL);
         return;
     }

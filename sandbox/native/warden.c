@@ -99,6 +99,8 @@ static void reap(void)
         struct jail *jail = warden.jails[owner - 1];
         if (jail->mounter == pid) {
             on_mounted(owner - 1, status);
+        } else if (jail->sealer == pid) {
+            on_sealer_end(owner - 1);
         } else if (jail->monitor == pid) {
             jail->monitor = 0;
             if (jail->state == CLOSING)
@@ -144,6 +146,8 @@ static int on_engine(void)
         on_renew(&frame);
     else if (frame.header.kind == WIRE_OWN)
         on_own(&frame);
+    else if (frame.header.kind == WIRE_SEAL)
+        on_seal(&frame);
     wire_close_fds(&frame);
     return 1;
 }

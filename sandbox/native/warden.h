@@ -3,7 +3,7 @@
 #ifndef ROLLOUT_WARDEN_H
 #define ROLLOUT_WARDEN_H
 
-#include "native.h"
+#include "layers.h"
 
 #define MAX_JAILS 65536
 #define RETRY_MS 2
@@ -19,6 +19,8 @@ struct jail {
     int mounted, bound;     /* what the agent waits for: its mounts, and that it ends with us */
     int renewing;           /* the mounter makes them anew */
     uint32_t shared_errno;  /* why its image has no overlays, or 0 */
+    pid_t sealer;           /* reads its workspace; 0 once reaped */
+    int layers, upper;      /* where the mounter tells of the upper directory, and that directory; or -1 */
     pid_t group;            /* of monitor and agent; exists for as long as sync has a holder */
     int pidfd;              /* of the agent; -1 until it is ready and once it is dead */
     int sync;               /* -1 once the agent was let go, or all its holders are dead */
@@ -60,5 +62,9 @@ void on_release(struct wire_frame *frame);
 void finish(uint32_t id); /* frees a closing jail once nothing of it is left */
 void retry_closing(void);
 int close_estate(void);
+
+/* sealing.c */
+void on_seal(struct wire_frame *frame);
+void on_sealer_end(uint32_t id);
 
 #endif

@@ -51,6 +51,11 @@ enum wire_kind {
     WIRE_GO = 66,    /* the mounts are there and the agent is bound: serve */
     WIRE_BIND = 67,  /* the jail tool is gone, the warden is the agent's parent */
     WIRE_BOUND = 68, /* the agent ends with its parent from now on */
+    /* engine -> warden, and back */
+    WIRE_SEAL = 45,   /* records (layers.h) of the workspace go out by the attached descriptor */
+    WIRE_SEALED = 46, /* who wrote them has ended */
+    /* the warden's child that mounts -> warden */
+    WIRE_UPPER = 47, /* attached: the directory that a workspace over layers writes to */
 };
 
 enum wire_tag {
@@ -87,6 +92,8 @@ enum wire_tag {
     TAG_SPACE = 40,  /* struct wire_space */
     TAG_CAPS = 41,   /* struct wire_caps */
     TAG_RESIDUE = 60, /* struct wire_residue */
+    TAG_LAYER = 65,   /* string, repeated, newest first: a directory of the host, below the next LAYERED */
+    TAG_LAYERED = 66, /* u32 mode, two strings: as BIND, over those layers */
 };
 
 struct wire_header {

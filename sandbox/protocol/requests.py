@@ -20,7 +20,7 @@ from sandbox.errors import SandboxDiedError, SandboxError
 from sandbox.protocol.forks import Owner
 from sandbox.protocol.line import Line
 from sandbox.protocol.places import MAX_HELPERS, Places
-from sandbox.protocol.wire import Frame, Item, Kind, Tag, encode, number
+from sandbox.protocol.wire import Frame, Item, Kind, Space, Tag, encode, number
 
 _CLEAN_UP_S = 15.0
 _ANSWER_TIMEOUT_S = 30.0
@@ -106,6 +106,13 @@ class Requests:
             raise
         finally:
             del self._answers[ident]
+
+    async def ask_space(self) -> Space:
+        """What is used of the writable mounts; errors as of `ask`."""
+        frame, fds = await self.ask(Kind.STAT, [])
+        for fd in fds:
+            os.close(fd)
+        return frame.space()
 
     @asynccontextmanager
     async def helper(

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import anyio
@@ -23,7 +24,8 @@ from sandbox.protocol.wire import VERSION, Frame, Item, Kind, Tag, encode
 _HELLO_TIMEOUT_S = 10.0
 _EXIT_TIMEOUT_S = 15.0
 _SEND_PAUSE_S = 0.05
-_QUESTIONS: dict[int, Kind] = {Kind.RELEASED: Kind.RELEASE, Kind.RENEWED: Kind.RENEW}
+_READER_TIMEOUT_S = 10.0
+_QUESTIONS: dict[int, Kind] = {Kind.RELEASED: Kind.RELEASE, Kind.RENEWED: Kind.RENEW, Kind.SEALED: Kind.SEAL}
 """What each answer answers; the others are a start's."""
 
 
@@ -156,9 +158,10 @@ class Warden:
             answer = self._answers.pop((frame.ident, question), None)
             if answer is not None:  # else the waiter was cancelled
                 answer.give(frame)
-            unanswered = self._answers.pop((frame.ident, Kind.RENEW), None) if question == Kind.RELEASE else None
-            if unanswered is not None:
-                unanswered.give(None)  # the jail ended meanwhile
+            for late in (Kind.RENEW, Kind.SEAL) if question == Kind.RELEASE else ():
+                unanswered = self._answers.pop((frame.ident, late), None)
+                if unanswered is not None:
+                    unanswered.give(None)  # the jail ended meanwhile
 
     def _on_link_end(self, why: str) -> None:
         self._tell_waiters()
@@ -205,6 +208,39 @@ class Warden:
         frame = await self._ask(Kind.RENEW, ident, items, ())
         if error := frame.errno():
             raise StartError(f"a sandbox's mounts could not be made anew: {os.strerror(error)}")
+
+    @asynccontextmanager
+    async def reading(self, ident: int, items: Sequence[Item], pipe: int) -> AsyncIterator[None]:
+        """Has a jail's workspace written to a pipe, whose other end the caller reads and closes; leaving waits for the
+        end of who writes it.
+
+        Args:
+            items: whose the workspace is, and the caps.
+            pipe: the writing end; closed here.
+
+        Raises:
+            SandboxDiedError: the jail or the warden has ended.
+            SandboxError: it cannot be read now.
+        """
+        answer = self._answers[ident, Kind.SEAL] = _Answer()
+        try:
+            if self._link is None or not self._link.open:
+                raise SandboxDiedError("the warden has ended")
+            await self._link.send(encode(Kind.SEAL, ident, items), [pipe])
+        except BaseException:
+            self._answers.pop((ident, Kind.SEAL), None)
+            raise
+        finally:
+            os.close(pipe)
+        try:
+            yield
+        finally:
+            with anyio.move_on_after(_READER_TIMEOUT_S, shield=True):
+                await answer.event.wait()
+        if answer.frame is None:
+            raise SandboxDiedError("the sandbox, or the warden, has ended")
+        if code := answer.frame.errno():
+            raise SandboxError(f"the workspace cannot be read: {os.strerror(code)}")
 
     async def release(self, ident: int, items: Sequence[Item]) -> bool:
         """Ends a jail; returns when nothing of it is left. False: something stays until the engine's end.

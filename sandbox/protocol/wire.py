@@ -60,6 +60,8 @@ class Kind(IntEnum):
     SPACE = 56
     CLEANED = 57
     PONG = 58
+    SEAL = 45
+    SEALED = 46
 
 
 class Tag(IntEnum):
@@ -98,6 +100,8 @@ class Tag(IntEnum):
     SPACE = 40
     CAPS = 41
     RESIDUE = 60
+    LAYER = 65
+    LAYERED = 66
 
 
 class Result(NamedTuple):

@@ -1,0 +1,398 @@
+"""The store of layers in the state directory, and who uses which of them.
+
+Owns: `layers/ID/` (the tree, its manifest, a lock, the idents of its bases) and this engine's pins. Invariant: a layer
+that is pinned by a living engine, or is a base of another one, is never removed: a pin is a shared lock on the layer's
+file, which the kernel drops with its last holder, so it survives no `kill -9`. Removing renames first, so that what has
+a layer's name is whole. A layer that nobody keeps goes with the engine that made it, or when the next one looks.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sandbox.errors import ConfigError, LayerError
+from sandbox.layers.manifest import Manifest, read_manifest, write_manifest
+from sandbox.layers.nodes import Delta, Node, overlay
+from sandbox.layers.types import Layer
+from sandbox.layers.writing import TreeWriter
+
+FOLDER = "layers"
+_NEW, _DEAD = ".new-", ".dead-"
+_IDENT_BYTES = 10
+
+
+class _Pin:
+    def __init__(self, lock_fd: int) -> None:
+        self.lock_fd = lock_fd
+        self.count = 0
+        self.manifest: Manifest | None = None
+        self.view: dict[bytes, Node] | None = None
+
+
+class NewLayer:
+    """A layer in the making: its directory, and the lock that keeps others from taking it for a leftover."""
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        self.path = path
+        self.lock_fd = lock_fd
+        self.ident = path.name.removeprefix(_NEW)
+        self.writer = TreeWriter(path / "tree")
+
+
+class LayerStore:
+    """Args: the state directory. Every method blocks for file operations; any thread may call them."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.root = state_dir / FOLDER
+        self._pins: dict[str, _Pin] = {}
+        self._guard = threading.Lock()
+        self._owned: dict[str, int] = {}  # how often `commit` and `find` gave it out, less `release`
+        self._made = False
+
+    # ------------------------------------------------------------------ making
+
+    def create(self) -> NewLayer:
+        """An empty place for a layer; `commit` or `discard` follows.
+
+        Raises:
+            LayerError: the store cannot be written.
+        """
+        try:
+            self._open()
+            path = self.root / f"{_NEW}{secrets.token_hex(_IDENT_BYTES)}"
+            with registry_lock(self.root):
+                path.mkdir(mode=0o700)
+                lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                fcntl.flock(lock_fd, fcntl.LOCK_SH)
+            (path / "tree").mkdir(mode=0o700)
+            return NewLayer(path, lock_fd)
+        except OSError as error:
+            raise LayerError(f"the store of layers {self.root} cannot be written ({error.strerror})") from None
+
+    def commit(self, new: NewLayer, layer: Layer, delta: Delta) -> None:
+        """Completes it, pinned once for the caller with its bases, which are pinned already.
+
+        Raises:
+            LayerError: the store cannot be written; `discard` follows.
+        """
+        try:
+            new.writer.finish(delta)
+            new.writer.close()
+            (new.path / "bases").write_text(" ".join(layer.bases))
+            write_manifest(new.path / "manifest", layer, delta)
+            new.path.rename(self.root / layer.ident)
+        except OSError as error:
+            raise LayerError(f"the store of layers {self.root} cannot be written ({error.strerror})") from None
+        self._add(layer.ident, new.lock_fd)
+        self.pin(layer.bases)
+        self._own(layer.ident, 1)
+
+    def discard(self, new: NewLayer) -> None:
+        """Removes what was not completed; once."""
+        new.writer.close()
+        remove_tree(new.path)
+        os.close(new.lock_fd)
+
+    # ------------------------------------------------------------------ using
+
+    def pin_again(self, idents: tuple[str, ...]) -> bool:
+        """Pins layers that are pinned already, without any file operation; False (and nothing pinned) where one is
+        not.
+        """
+        with self._guard:
+            if not all(ident in self._pins for ident in idents):
+                return False
+            for ident in idents:
+                self._pins[ident].count += 1
+        return True
+
+    def pin(self, idents: tuple[str, ...]) -> None:
+        """Keeps those layers from being removed until `unpin`.
+
+        Raises:
+            LayerError: one of them is not there (any more); none is pinned.
+        """
+        for number, ident in enumerate(idents):
+            try:
+                if not self.pin_again((ident,)):
+                    self._add(ident, self._lock(ident))
+            except LayerError:
+                self.unpin(idents[:number])
+                raise
+
+    def _add(self, ident: str, lock_fd: int) -> None:
+        with self._guard:
+            pin = self._pins.get(ident)
+            if pin is None:
+                pin = self._pins[ident] = _Pin(lock_fd)
+            else:
+                os.close(lock_fd)  # another thread was faster
+            pin.count += 1
+
+    def unpin(self, idents: tuple[str, ...]) -> tuple[str, ...]:
+        """Lets go of them, by no more than closing files; those that are not in use here any more, for `retire`."""
+        unused = []
+        with self._guard:
+            for ident in idents:
+                pin = self._pins[ident]
+                pin.count -= 1
+                if pin.count == 0:
+                    del self._pins[ident]
+                    os.close(pin.lock_fd)
+                    unused.append(ident)
+        return tuple(unused)
+
+    def _lock(self, ident: str) -> int:
+        if not _is_ident(ident):
+            raise LayerError(f"{ident!r} is no layer's name")
+        try:
+            with registry_lock(self.root):
+                lock_fd = os.open(self.root / ident / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+                fcntl.flock(lock_fd, fcntl.LOCK_SH)
+        except FileNotFoundError:
+            raise LayerError(f"there is no layer {ident} (any more) in {self.root}") from None
+        except OSError as error:
+            raise LayerError(f"layer {ident} cannot be used ({error.strerror})") from None
+        return lock_fd
+
+    def tree(self, ident: str) -> Path:
+        """Where the tree of a layer lies."""
+        return self.root / ident / "tree"
+
+    def manifest(self, ident: str) -> Manifest:
+        """Of a pinned layer; remembered while it is.
+
+        Raises:
+            LayerError: it cannot be read.
+        """
+        pin = self._pins[ident]
+        if pin.manifest is None:
+            found = read_manifest(self.root / ident / "manifest")
+            with self._guard:
+                pin.manifest = pin.manifest or found  # one for all: views share its nodes
+        return pin.manifest
+
+    def view(self, layer: Layer) -> dict[bytes, Node]:
+        """What is seen of a pinned layer and its bases; remembered while it is pinned, not to be changed."""
+        pin = self._pins[layer.ident]
+        if pin.view is None:
+            view: dict[bytes, Node] = {}
+            for ident in reversed(layer.chain):
+                known = self._pins[ident].view
+                view = known if known is not None else overlay(view, self.manifest(ident).delta())
+            pin.view = view
+        return pin.view
+
+    def find(self, ident: str) -> Layer:
+        """The layer of that name, pinned with its bases until `release`.
+
+        Raises:
+            LayerError: there is none.
+        """
+        self.pin((ident,))
+        try:
+            layer = self.manifest(ident).layer
+            self.pin(layer.bases)
+        except BaseException:
+            self.unpin((ident,))
+            raise
+        self._own(ident, 1)
+        return layer
+
+    # ------------------------------------------------------------------ ending
+
+    def keep(self, layer: Layer) -> None:
+        """Makes a layer outlive its engine, until `rollout gc` finds the store too large.
+
+        Raises:
+            LayerError: it is gone, or the store cannot be written.
+        """
+        try:
+            (self.root / layer.ident / "kept").touch(mode=0o600)
+            os.sync()  # the tree of a name that outlives a crash must have its bytes
+        except OSError as error:
+            raise LayerError(f"layer {layer.ident} cannot be kept ({error.strerror})") from None
+
+    def release(self, layer: Layer) -> None:
+        """Lets go of what `commit` or `find` pinned, and removes what nobody uses or keeps.
+
+        Raises:
+            LayerError: it was let go already.
+        """
+        self._own(layer.ident, -1)
+        self.retire(self.unpin(layer.chain))
+
+    def _own(self, ident: str, step: int) -> None:
+        with self._guard:
+            count = self._owned.get(ident, 0) + step
+            if count < 0:
+                raise LayerError(f"layer {ident} is not in use here (any more)")
+            self._owned[ident] = count
+            if count == 0:
+                del self._owned[ident]
+
+    def is_owned(self, ident: str) -> bool:
+        """Was it given out here, and not released?"""
+        with self._guard:
+            return ident in self._owned
+
+    def retire(self, idents: tuple[str, ...]) -> None:
+        """Removes those of the layers that nobody uses or keeps; what lay over others comes first."""
+        for ident in idents:
+            if not is_kept(self.root / ident):
+                remove_layer(self.root, ident)
+
+    def aclose(self) -> None:
+        """Lets go of everything, at the engine's end."""
+        with self._guard:
+            idents = sorted(self._pins, key=self._age, reverse=True)  # what lies over others first
+            for pin in self._pins.values():
+                os.close(pin.lock_fd)
+            self._pins.clear()
+            self._owned.clear()
+        self.retire(tuple(idents))
+
+    def _age(self, ident: str) -> int:
+        try:
+            return (self.root / ident / "manifest").stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def disown(self) -> list[int]:
+        """See `sandbox.protocol.forks`."""
+        return [pin.lock_fd for pin in self._pins.values()]
+
+    def _open(self) -> None:
+        """Makes the store at its first use, and removes what dead engines left in it."""
+        if not self._made:
+            self.root.mkdir(mode=0o700, exist_ok=True)
+            require_own(self.root)
+            sweep(self.root)
+            self._made = True
+
+
+def require_own(root: Path) -> None:
+    """Checks that nobody else can reach, or change, what sandboxes are based on.
+
+    Raises:
+        ConfigError: they can.
+    """
+    found = root.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise ConfigError(
+            "state_dir", str(root), "must be a directory of this user's own, mode 0700; or choose another"
+        )
+
+
+def _is_ident(name: str) -> bool:
+    return len(name) == 2 * _IDENT_BYTES and set(name) <= set("0123456789abcdef")
+
+
+@contextmanager
+def registry_lock(root: Path) -> Iterator[None]:
+    """Held for moments, while a layer's lock is taken or the layer is renamed to be removed."""
+    fd = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def idents_in(root: Path) -> list[str]:
+    """Every complete layer."""
+    try:
+        return sorted(name for name in os.listdir(root) if _is_ident(name))
+    except FileNotFoundError:
+        return []
+
+
+def is_kept(path: Path) -> bool:
+    """Is that layer to outlive its engine?"""
+    return (path / "kept").exists()
+
+
+def bases_in(root: Path) -> set[str]:
+    """Every layer that another one lies over."""
+    bases: set[str] = set()
+    for ident in idents_in(root):
+        try:
+            bases.update((root / ident / "bases").read_text().split())
+        except FileNotFoundError:
+            continue  # removed meanwhile
+    return bases
+
+
+def is_free(path: Path) -> bool:
+    """Does no living engine hold that layer (or half-made layer)? Ask under the registry's lock."""
+    try:
+        fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    finally:
+        os.close(fd)
+
+
+def remove_layer(root: Path, ident: str) -> bool:
+    """Removes a layer that nobody holds and that nothing lies over; False where it stays, or is not there."""
+    dead = root / f"{_DEAD}{ident}"
+    with registry_lock(root):
+        if not (root / ident).is_dir() or ident in bases_in(root) or not is_free(root / ident):
+            return False
+        (root / ident).rename(dead)
+    remove_tree(dead)
+    return True
+
+
+def leftovers_in(root: Path) -> list[Path]:
+    """Layers that were half made, or half removed, by engines that are dead."""
+    try:
+        names = [name for name in os.listdir(root) if name.startswith((_NEW, _DEAD))]
+    except FileNotFoundError:
+        return []
+    with registry_lock(root):
+        return sorted(root / name for name in names if is_free(root / name))
+
+
+def sweep(root: Path) -> list[str]:
+    """Removes leftovers, and layers that nobody holds or keeps; returns their names."""
+    removed = []
+    for path in leftovers_in(root):
+        remove_tree(path)
+        removed.append(path.name)
+    again = True
+    while again:
+        gone = [ident for ident in idents_in(root) if not is_kept(root / ident) and remove_layer(root, ident)]
+        removed += gone
+        again = bool(gone)
+    return removed
+
+
+def remove_tree(path: Path) -> None:
+    """Removes a directory of ours with everything in it; what is gone already is gone.
+
+    Raises:
+        OSError: something stays.
+    """
+    shutil.rmtree(path, onerror=_unless_gone)
+
+
+def _unless_gone(function: object, name: str, failure: tuple[object, BaseException, object]) -> None:
+    if not isinstance(failure[1], FileNotFoundError):
+        raise failure[1]
