@@ -30,6 +30,7 @@ from sandbox.jails.tools import JAILS, NO_NAMESPACES, make_plan
 from sandbox.jails.views import why_shared
 from sandbox.protocol.warden import Warden
 from sandbox.protocol.wire import Item, Tag, text
+from sandbox.turns import Turns
 from sandbox.types import JailName
 
 _KEPT_TEMPLATES = 64
@@ -49,7 +50,7 @@ class JailBuilder:
         self._chores = chores
         self._native: Path
         self._filter: Path
-        self._turns = anyio.Semaphore(config.max_starting or 4 * (os.cpu_count() or 1))
+        self._turns = Turns(config.max_starting or 4 * (os.cpu_count() or 1))
         self._templates: dict[tuple[JailKey, MountSize], tuple[Image, list[Item]]] = {}
         self._plans: dict[JailName, JailPlan] = {}
         self._resolved: set[tuple[str, int]] = set()  # named images and users
@@ -95,7 +96,7 @@ class JailBuilder:
             StartError: it did not come up.
             SandboxDiedError: the warden has ended.
         """
-        async with self._turns:
+        async with self._turns.turn():
             image = await self._resolve(key)
             if key.jail not in self._plans:
                 await anyio.to_thread.run_sync(self._plan, key.jail)

@@ -32,7 +32,8 @@ class SandboxConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     max_sandboxes: int = 4096
     """Sandboxes alive at once; `acquire` waits for a free place."""
     max_starting: int | None = None
-    """Jails built at once, so that a burst neither floods the machine nor stalls the loop; None: four per core."""
+    """Jails built at once, so that a burst neither floods the machine nor stalls the loop; None: four per core. One
+    that takes longer than two seconds gives its turn to the next."""
     memory_bytes: int | None = None
     """Cap for all sandboxes together; None: the machine's memory less 2 GiB (at least half of it)."""
     pids: int | None = None

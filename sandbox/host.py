@@ -19,6 +19,8 @@ from sandbox.build import ensure_native
 from sandbox.builder import JailBuilder
 from sandbox.cgroup import files
 from sandbox.cgroup.absent import AbsentBackend
+from sandbox.cgroup.cores import Cores
+from sandbox.cgroup.hierarchies import own_hierarchies
 from sandbox.cgroup.probe import open_backend
 from sandbox.cgroup.types import Backend
 from sandbox.config import SandboxConfig as SandboxConfig
@@ -83,6 +85,9 @@ class SandboxHost:
         self.backend: Backend = AbsentBackend()
         self.backend_reasons: dict[str, str] = {}
         """For each cgroup backend that was tried and does not work here, or not for every limit: why."""
+        self.unpinned = ""
+        """Why code may leave `cpu_set`, or not have the `cpu_weight`; empty where what was asked for holds."""
+        self._cores = Cores()
         self.image_shared = ""
         """Why the latest sandbox without `image_isolation` had to go without."""
         self._builder = JailBuilder(config, state_dir, self._warden, self._chores)
@@ -144,16 +149,22 @@ class SandboxHost:
         """Makes the parent cgroups (blocking), each after its name is known to the warden and on record."""
         config = self.config
         memory_bytes = config.memory_bytes or default_memory_bytes()
+        engine = f"{self._slot.number}-{os.getpid()}"
+        self._cores = Cores(config.cpus(), config.cpu_weight, own_hierarchies(), engine)
         self.backend, self.backend_reasons = open_backend(
             config.cgroup_backend,
-            f"{self._slot.number}-{os.getpid()}",
+            engine,
             memory_bytes,
             config.pids or default_pids(),
             min(memory_bytes, _AGENTS_BYTES + config.max_sandboxes * _AGENT_BYTES),
             self._record,
         )
+        self._cores.open(self.backend.roots)
+        self._cores.inherit(self._warden.pid)
+        self.unpinned = self._cores.gap
 
     def _record(self, roots: tuple[str, ...]) -> None:
+        roots = (*roots, *self._cores.roots)
         anyio.from_thread.run(self._own, roots)
         self._slot.record(roots)
 
@@ -195,7 +206,7 @@ class SandboxHost:
         for jail in list(self._live.values()):
             _close(jail)
         await self._warden.aclose()
-        for root in self.backend.roots:  # the warden has removed them, unless it was killed
+        for root in (*self.backend.roots, *self._cores.roots):  # the warden has removed them, unless it was killed
             await anyio.to_thread.run_sync(destroy_cgroup, root)
         await self.layers.aclose()
         self._slot.forget()
@@ -271,7 +282,8 @@ class SandboxHost:
         try:
             inner_uid, host_uid = self._numbers.uids(ident)
             who = Identity(ident, inner_uid, host_uid)
-            built = await self._builder.build(key, size, who, self.backend.agents)
+            joins = (*self._cores.join, *self.backend.agents)
+            built = await self._builder.build(key, size, who, joins)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._end_number(ident, None)

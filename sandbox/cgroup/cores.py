@@ -62,13 +62,20 @@ class Cores:
     Args:
         cpus: None: wherever the engine may run.
         weight: 1 to 10000, beside 100 of whatever else runs; None: as any other program.
+        places: where the engine stands.
         engine: as the engine's own cgroups are named.
     """
 
-    def __init__(self, cpus: tuple[int, ...] | None, weight: int | None, places: Hierarchies, engine: str) -> None:
+    def __init__(
+        self,
+        cpus: tuple[int, ...] | None = None,
+        weight: int | None = None,
+        places: Hierarchies | None = None,
+        engine: str = "",
+    ) -> None:
         self._cpus = cpus
         self._weight = weight
-        self._parent = places.cpuset if cpus is not None else None
+        self._parent = places.cpuset if cpus is not None and places is not None else None
         self._own = None if self._parent is None else f"{self._parent}/rollout-{engine}"
         self.roots: tuple[str, ...] = () if self._own is None else (self._own,)
         """To be recorded before `open`, and removed at the engine's end."""
