@@ -19,6 +19,7 @@ import msgspec
 from sandbox.config import SandboxConfig
 from sandbox.errors import CapabilityError, StartError
 from sandbox.estate.stage import stage_filter
+from sandbox.exhaustion import fault
 from sandbox.health.capabilities import uid_capability, user_namespace_remedy
 from sandbox.images.resolve import IMAGES, resolve_image
 from sandbox.images.types import Image
@@ -103,7 +104,7 @@ class JailBuilder:
             try:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             except OSError as error:
-                raise StartError(f"no socket for a sandbox: {error.strerror}") from error
+                raise fault("no socket for a sandbox", error.errno, StartError) from error
             self._sockets |= {ours, theirs}
             own = [text(Tag.JOIN, path) for path in joins]  # first: they are root's
             own += uid_items(who)

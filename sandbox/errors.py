@@ -4,7 +4,7 @@
     ├── ConfigError        a value that the caller gave is wrong; nothing has been started
     ├── CapabilityError    this host cannot isolate (or enforce what a spec insists on)
     ├── StartError         a jail did not come up
-    │   └── ExhaustedError the host has no descriptors, disk, memory or processes left
+    ├── ExhaustedError     the host has no descriptors, disk space, memory … left
     ├── PoolFullError      too many wait for a sandbox already
     ├── AcquireTimeoutError no sandbox was free before the deadline
     ├── SandboxDiedError   a sandbox, or the warden that holds it, ended under a caller
@@ -57,12 +57,12 @@ class StartError(SandboxError):
     """A jail could not be built; the message carries the jail tool's own words."""
 
 
-class ExhaustedError(StartError):
+class ExhaustedError(SandboxError):
     """The host has run out of something.
 
     Args:
         doing: what could not be done.
-        resource: what it has run out of: `descriptors`, `disk`, `memory` or `processes`.
+        resource: what it has run out of: `descriptors`, `disk space`, `memory`, `processes` …
         remedy: how to have more of it.
     """
 

@@ -1,7 +1,7 @@
 """What a host that has run out of something is told its user as.
 
-Owns: the list of what can run out, and the remedies. Invariant: pure; an error that says nothing of this stays what it
-is.
+Owns: the list of what can run out, and the remedies. Invariant: pure; an errno that says nothing of this gives the
+fault that the caller names.
 """
 
 from __future__ import annotations
@@ -9,34 +9,60 @@ from __future__ import annotations
 import errno
 import os
 
-from sandbox.errors import ExhaustedError
+from sandbox.errors import ExhaustedError, SandboxError
 
-_DESCRIPTORS = "raise the limit of open files (`ulimit -n`; fs.file-max for the whole machine), or have fewer sandboxes"
-_DISK = "free space or inodes where the state directory lies, or set `state_dir` to a place that has some"
-_MEMORY = "lower the limits or the number of sandboxes (`max_sandboxes`, `pool.max_leased`)"
-_PROCESSES = "raise kernel.pid_max or the user's process limit (`ulimit -u`), or have fewer sandboxes"
+_DESCRIPTORS = (
+    "descriptors",
+    "raise the limit of open files (`ulimit -n`; fs.file-max for the whole machine), or have fewer sandboxes",
+)
+_MEMORY = "memory", "lower the limits or the number of sandboxes (`max_sandboxes`, `pool.max_leased`)"
+_DISK = "disk space", "free space and inodes where the state directory lies, or set `state_dir` to another place"
+_ROOM = (
+    "namespaces, mounts or control groups",
+    "raise user.max_*_namespaces and fs.mount-max (sysctl), or have fewer sandboxes; "
+    "and look for free space and inodes where the state directory lies",
+)
+_PROCESSES = "processes", "raise kernel.pid_max or the process limit (`ulimit -u`), or have fewer sandboxes"
 
-_REMEDIES: dict[int, tuple[str, str]] = {
-    errno.EMFILE: ("descriptors", _DESCRIPTORS),
-    errno.ENFILE: ("descriptors", _DESCRIPTORS),
-    errno.ENOSPC: ("disk", _DISK),
-    errno.EDQUOT: ("disk", _DISK),
-    errno.ENOMEM: ("memory", _MEMORY),
-    errno.EAGAIN: ("processes", _PROCESSES),
+_ALWAYS = {
+    errno.EMFILE: _DESCRIPTORS,
+    errno.ENFILE: _DESCRIPTORS,
+    errno.ETOOMANYREFS: _DESCRIPTORS,
+    errno.ENOMEM: _MEMORY,
+    errno.ENOBUFS: _MEMORY,
 }
-"""By errno. EAGAIN is what fork says; whoever asks about another call does not ask with it."""
+_WRITING = {**_ALWAYS, errno.ENOSPC: _DISK, errno.EDQUOT: _DISK}
+"""Of calls that write files of the host."""
+_BUILDING = {**_ALWAYS, errno.ENOSPC: _ROOM, errno.EDQUOT: _DISK, errno.EAGAIN: _PROCESSES, errno.EUSERS: _ROOM}
+"""Of calls that make processes, namespaces, mounts and control groups."""
 
 
-def exhausted(doing: str, number: int) -> ExhaustedError | None:
-    """The typed fault for that errno; None where it says something else."""
-    if number not in _REMEDIES:
-        return None
-    return ExhaustedError(doing, *_REMEDIES[number])
+def fault(doing: str, number: int | None, otherwise: type[SandboxError] = SandboxError) -> SandboxError:
+    """The fault for an errno of a call of ours about sockets, pipes, processes or control groups.
+
+    Args:
+        doing: what could not be done.
+        otherwise: made with the words alone, where nothing has run out.
+    """
+    found = _BUILDING.get(number or 0)
+    if found is None:
+        return otherwise(f"{doing}: {os.strerror(number or errno.EIO)}")
+    return ExhaustedError(f"{doing} ({os.strerror(number or 0)})", *found)
 
 
-def exhausted_in(words: str) -> ExhaustedError | None:
-    """The same for the words of a jail tool or the warden, which end with the system's own for the errno."""
-    for number in _REMEDIES:
-        if os.strerror(number) in words:
-            return exhausted(words, number)
-    return None
+def fault_in(words: str, otherwise: type[SandboxError], number: int = 0) -> SandboxError:
+    """The same for words of a jail tool or the warden, which hold the system's own for the errno.
+
+    Args:
+        number: the errno that came with them, if one did.
+    """
+    for code, found in _BUILDING.items():
+        if os.strerror(code) in words or (code == number and code in _ALWAYS):
+            return ExhaustedError(words, *found)
+    return otherwise(words)
+
+
+def exhausted_writing(path: str, error: OSError) -> ExhaustedError | None:
+    """The fault for a file of the host that could not be written, where the host has run out of something."""
+    found = _WRITING.get(error.errno or 0)
+    return None if found is None else ExhaustedError(f"{path} cannot be written ({error.strerror})", *found)

@@ -10,8 +10,26 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol
 
 from rollout.errors import SandboxFault, boundary
-from sandbox.errors import ProtocolError, SandboxDiedError, StartError, TransferError
+from sandbox.errors import (
+    AcquireTimeoutError,
+    ExhaustedError,
+    PoolFullError,
+    ProtocolError,
+    SandboxDiedError,
+    StartError,
+    TransferError,
+)
 from sandbox.types import Command, Outcome, SandboxSpec
+
+_RUN_TIME = (
+    StartError,
+    ExhaustedError,
+    PoolFullError,
+    AcquireTimeoutError,
+    SandboxDiedError,
+    TransferError,
+    ProtocolError,
+)
 
 
 class Process(Protocol):
@@ -47,4 +65,4 @@ def sandbox_boundary(doing: str) -> AbstractContextManager[None]:
 
     What is wrong from the start (its `ConfigError`, `CapabilityError`) passes: trying again cannot help.
     """
-    return boundary(SandboxFault, doing, StartError, SandboxDiedError, TransferError, ProtocolError)
+    return boundary(SandboxFault, doing, *_RUN_TIME)

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sandbox.errors import SandboxDiedError, SandboxError
+from sandbox.errors import SandboxDiedError
+from sandbox.exhaustion import fault
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def vanishing() -> Iterator[None]:
     except OSError as error:
         if gone(error):
             raise SandboxDiedError("the sandbox has died (its control groups are gone)") from error
-        raise SandboxError(f"the sandbox's control groups cannot be used: {error.strerror}") from error
+        raise fault("the sandbox's control groups cannot be used", error.errno) from error
 
 
 def gone(error: OSError) -> bool:

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from sandbox.cgroup import files
 from sandbox.commands.process import Process
 from sandbox.commands.rlimits import cpu_items
-from sandbox.errors import ConfigError, ProtocolError, SandboxError
+from sandbox.errors import ConfigError, ProtocolError
+from sandbox.exhaustion import fault
 from sandbox.protocol.line import Line
 from sandbox.protocol.wire import MAX_FDS, MAX_STRINGS, Item, Kind, Tag, encode, number, text
 from sandbox.types import Command
@@ -95,7 +96,7 @@ async def send_run(
             raise ConfigError("fds", len(fds), f"at most {MAX_FDS - 5} descriptors")
         await link.send(frame, attached)
     except OSError as error:
-        raise SandboxError(f"no descriptors for a command: {error.strerror}") from error
+        raise fault("no descriptors for a command", error.errno) from error
     finally:
         for fd in theirs:
             os.close(fd)

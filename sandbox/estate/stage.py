@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sandbox.errors import CapabilityError, ConfigError
+from sandbox.exhaustion import exhausted_writing
 
 _SYSTEM_PATH = ":/usr/bin:/usr/local/bin:/bin"
 
@@ -38,11 +39,14 @@ def require_reachable(directory: Path) -> None:
 
 @contextmanager
 def writing_below(state_dir: Path) -> Iterator[None]:
-    """Turns what the host's file system refuses into a `ConfigError` that names the state directory and the reason."""
+    """Turns what the host's file system refuses into a `ConfigError` that names the state directory and the reason, or
+    an `ExhaustedError` where it is full."""
     try:
         yield
     except OSError as error:
         where = "" if error.filename is None else f" at {error.filename}"
+        if (full := exhausted_writing(error.filename or str(state_dir), error)) is not None:
+            raise full from error
         raise ConfigError("state_dir", str(state_dir), f"cannot be used ({error.strerror}{where})") from error
 
 

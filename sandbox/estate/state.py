@@ -21,6 +21,7 @@ from sandbox.cgroup import files
 from sandbox.errors import CapabilityError, ConfigError
 from sandbox.estate.locks import HeldLock
 from sandbox.estate.stage import require_reachable, writing_below
+from sandbox.exhaustion import exhausted_writing
 
 UIDS_PER_ENGINE = 16_384
 _EMPTY_WAIT_S = 5.0
@@ -107,7 +108,9 @@ def open_state_dir(path: Path) -> Path:
         if not os.access(path / "engines", os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise ConfigError("state_dir", str(path), f"cannot be written ({error.strerror}); choose another") from None
+        full = exhausted_writing(str(path), error)
+        remedy = f"cannot be written ({error.strerror}); choose another"
+        raise full or ConfigError("state_dir", str(path), remedy) from None
     _require_own(path)
     if os.geteuid() == 0:
         with writing_below(path):

@@ -16,6 +16,7 @@ import anyio
 from sandbox.checking import check_count, check_text
 from sandbox.commands.streams import Feed
 from sandbox.errors import ConfigError, SandboxError, TransferError
+from sandbox.exhaustion import fault
 from sandbox.files.caps import MAX_BYTES
 from sandbox.protocol.requests import Requests
 from sandbox.protocol.wire import Frame, Kind, Tag, number, text
@@ -87,7 +88,7 @@ def open_pipe(*, writing: bool) -> tuple[int, int]:
     try:
         reader, writer = os.pipe2(os.O_CLOEXEC)
     except OSError as error:
-        raise SandboxError(f"no descriptors for a transfer: {error.strerror}") from error
+        raise fault("no descriptors for a transfer", error.errno) from error
     theirs, ours = (reader, writer) if writing else (writer, reader)
     os.set_blocking(ours, False)
     return theirs, ours

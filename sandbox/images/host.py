@@ -12,7 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from sandbox.errors import ConfigError
+from sandbox.errors import ConfigError, SandboxError
+from sandbox.exhaustion import exhausted_writing
 from sandbox.images.types import Image, Mount
 
 STANDARD_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -51,6 +52,11 @@ def host_image(state_dir: Path, user: int = DEFAULT_USER) -> Image:
     return Image("host", host_mounts(state_dir, user), STANDARD_PATH)
 
 
+def _unwritable(state_dir: Path, error: OSError) -> SandboxError:
+    remedy = f"cannot be written ({error.strerror}); choose another"
+    return exhausted_writing(str(state_dir), error) or ConfigError("state_dir", str(state_dir), remedy)
+
+
 def images_dir(state_dir: Path) -> Path:
     """`state_dir/images`, made when absent and passable for every uid; ConfigError when it cannot be."""
     path = state_dir / "images"
@@ -59,9 +65,7 @@ def images_dir(state_dir: Path) -> Path:
             path.mkdir(parents=True, exist_ok=True)
             path.chmod(0o755)
     except OSError as error:
-        raise ConfigError(
-            "state_dir", str(state_dir), f"cannot be written ({error.strerror}); choose another"
-        ) from None
+        raise _unwritable(state_dir, error) from None
     return path
 
 
@@ -77,9 +81,7 @@ def build_etc(state_dir: Path, user: int = DEFAULT_USER) -> Path:
     try:
         building = Path(tempfile.mkdtemp(prefix=".building-etc-", dir=target.parent))
     except OSError as error:
-        raise ConfigError(
-            "state_dir", str(state_dir), f"cannot be written ({error.strerror}); choose another"
-        ) from None
+        raise _unwritable(state_dir, error) from None
     try:
         _fill_etc(building, stranger)
         building.chmod(0o755)

@@ -25,7 +25,15 @@ import anyio
 import anyio.abc
 
 from sandbox.config import default_memory_bytes, default_pids
-from sandbox.errors import AcquireTimeoutError, ConfigError, PoolFullError, SandboxDiedError, StartError
+from sandbox.errors import (
+    AcquireTimeoutError,
+    CapabilityError,
+    ConfigError,
+    PoolFullError,
+    SandboxDiedError,
+    SandboxError,
+    TransferError,
+)
 from sandbox.pool.admission import Admission, Budget, free_descriptors
 from sandbox.pool.builder import Builder
 from sandbox.pool.config import PoolConfig
@@ -227,7 +235,9 @@ class SandboxPool:
         assert jail is not None
         try:
             sandbox = await self._builder.lease(jail, ticket.spec, waited_s=self._clock() - ticket.asked_s)
-        except (StartError, SandboxDiedError):
+        except (ConfigError, CapabilityError, TransferError):
+            raise
+        except SandboxError:
             self._lay_down(ticket)
             if self._closing or not self._stock.want_another(ticket):
                 raise

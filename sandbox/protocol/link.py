@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import anyio
 
 from sandbox.errors import ProtocolError, SandboxDiedError, SandboxError
+from sandbox.exhaustion import fault
 from sandbox.protocol.wire import Frame, decode
 
 _RECEIVE_BYTES = 16 * 1024
@@ -78,7 +79,7 @@ class FrameLink:
             return False
         except OSError as error:
             if error.errno in _OURS:
-                raise SandboxError(f"a frame could not be sent: {error.strerror}") from error
+                raise fault("a frame could not be sent", error.errno) from error
             raise SandboxDiedError(f"the peer of this socket has ended ({error.strerror})") from None
         return True
 

@@ -7,6 +7,7 @@ closed; a helper is charged to the sandbox like a command, and dead when `helper
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from sandbox.cgroup import files
 from sandbox.cgroup.killing import kill_patiently
 from sandbox.cgroup.types import CgroupSet
 from sandbox.errors import SandboxDiedError, SandboxError
+from sandbox.exhaustion import fault
 from sandbox.protocol.forks import Owner
 from sandbox.protocol.line import Line
 from sandbox.protocol.places import MAX_HELPERS, Places
@@ -64,7 +66,8 @@ class Requests:
         if answer is None or answer.done():
             return False
         if frame.lost:
-            answer.set_exception(SandboxError("no descriptors are left in this process for what the agent passed"))
+            words = "no descriptors are left in this process for what the agent passed"
+            answer.set_exception(fault(words, errno.EMFILE))
             return False
         answer.set_result((frame, fds))
         return True
@@ -150,7 +153,7 @@ class Requests:
                 await self._link.send(frame, fds)
                 sent = True
             except OSError as error:
-                raise SandboxError(f"a transfer could not be prepared: {error.strerror}") from error
+                raise fault("a transfer could not be prepared", error.errno) from error
             finally:
                 for fd in fds:
                     os.close(fd)

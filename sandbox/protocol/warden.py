@@ -17,6 +17,7 @@ import anyio
 
 from sandbox.errors import CapabilityError, ProtocolError, SandboxDiedError, SandboxError, StartError
 from sandbox.estate.subuid import SubordinateIds, map_ids
+from sandbox.exhaustion import fault, fault_in
 from sandbox.health.capabilities import user_namespace_remedy
 from sandbox.protocol.link import FrameLink
 from sandbox.protocol.wire import VERSION, Frame, Item, Kind, Tag, encode
@@ -126,7 +127,7 @@ class Warden:
                 raise
             except OSError as error:
                 ours.close()
-                raise StartError(f"the warden cannot be executed: {error.strerror}") from error
+                raise fault("the warden cannot be executed", error.errno, StartError) from error
         self._link = FrameLink(ours, self._on_frame, self._on_link_end)
         with anyio.move_on_after(_HELLO_TIMEOUT_S):
             await self._hello.event.wait()
@@ -195,7 +196,7 @@ class Warden:
         frame = await self._ask(Kind.START, ident, items, fds)
         if frame.kind != Kind.STARTED:
             words = (frame.value(Tag.TEXT) or b"").rstrip(b"\0").decode(errors="replace").strip()
-            raise StartError(words or os.strerror(frame.errno()))
+            raise fault_in(words or os.strerror(frame.errno()), StartError, frame.errno())
         return frame.errno()
 
     async def renew(self, ident: int, items: Sequence[Item]) -> None:
@@ -207,7 +208,7 @@ class Warden:
         """
         frame = await self._ask(Kind.RENEW, ident, items, ())
         if error := frame.errno():
-            raise StartError(f"a sandbox's mounts could not be made anew: {os.strerror(error)}")
+            raise fault("a sandbox's mounts could not be made anew", error, StartError)
 
     @asynccontextmanager
     async def reading(self, ident: int, items: Sequence[Item], pipe: int) -> AsyncIterator[None]:

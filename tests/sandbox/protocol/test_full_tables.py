@@ -14,10 +14,10 @@ from contextlib import contextmanager
 import pytest
 
 from sandbox.build import ensure_native
-from sandbox.errors import SandboxError
+from sandbox.errors import ExhaustedError
 from sandbox.host import SandboxHost
 from sandbox.protocol.wire import Frame, Kind, Tag, decode, encode, text
-from sandbox.types import JailName, SandboxSpec
+from sandbox.types import Command, JailName, SandboxSpec
 
 
 @contextmanager
@@ -67,7 +67,30 @@ async def test_an_engine_without_descriptors_fails_a_read_and_keeps_the_sandbox(
 ) -> None:
     async with host.acquire(SandboxSpec(jail=jail)) as box:
         await box.write_file("f", b"content")
-        with full_table(os.getpid()), pytest.raises(SandboxError, match="no descriptors are left in this process"):
-            await box.read_file("f", 100)
+        with full_table(os.getpid()):
+            with pytest.raises(ExhaustedError, match="no descriptors are left in this process") as caught:
+                await box.read_file("f", 100)
+            assert (caught.value.resource, "ulimit -n" in caught.value.remedy) == ("descriptors", True)
+            with pytest.raises(ExhaustedError, match="Too many open files"):
+                await box.run(Command(argv=("true",)))
         assert box.alive
         assert await box.read_file("f", 100) == b"content"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("whose", ["the engine's", "the warden's"])
+async def test_a_start_without_descriptors_says_what_has_run_out_and_how_to_have_more(
+    host: SandboxHost, jail: JailName, whose: str
+) -> None:
+    spec = SandboxSpec(jail=jail)
+    async with host.acquire(spec):  # what is staged at the first use is there
+        pass
+    pid = os.getpid() if whose == "the engine's" else host._warden.pid
+    with full_table(pid):
+        with pytest.raises(ExhaustedError, match="ulimit -n") as caught:
+            async with host.acquire(spec):
+                pass
+    assert caught.value.resource == "descriptors"
+    async with host.acquire(spec) as box:
+        assert (await box.run(Command(argv=("true",)))).ok
+    assert host.num_live == 0
