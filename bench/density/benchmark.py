@@ -70,11 +70,11 @@ async def measure(plan: Plan) -> Findings:
     with all_descriptors():
         require_room(largest)
         if num_leased:
-            leased = await run_course(LEASED, num_leased, SandboxSpec(limits=plan.limits), config)
+            leased = await run_course(LEASED, num_leased, SandboxSpec(limits=plan.limits), config, leased=True)
             findings.measures += _measures(leased)
             findings.claims += [_limits_claim(leased), *_claims(leased)]
             courses.append(leased)
-        idle = await run_course(IDLE, plan.sandboxes, SandboxSpec(), config)
+        idle = await run_course(IDLE, plan.sandboxes, SandboxSpec(), config, leased=False)
     findings.measures += _measures(idle)
     each_kib = idle.used_bytes / idle.count / KIB
     findings.claims.append(claim(f"{idle.count:,} {idle.name}: host memory each", each_kib, "KiB", "<=", 600))
@@ -111,15 +111,21 @@ def _draw(courses: list[Course], folder: Path, findings: Findings) -> None:
 
 def _measures(course: Course) -> list[Measure]:
     row = partial(Measure, condition=f"{course.count:,} {course.name}")
-    each_kib = course.used_bytes / course.count / KIB
+    first_kib, later_kib = (used / course.count / KIB for used in (course.used_bytes, course.used_later_bytes))
     rate = course.count / course.created_s
     creations_ms = [1e3 * seconds for seconds in course.creations_s]
     commands_ms = [1e3 * seconds for seconds in course.commands_s]
     whole = partial(row, per_second=None, n=course.count)
+    whole_commands = []
+    if course.wholes_s:
+        wholes_ms = [1e3 * seconds for seconds in course.wholes_s]
+        whole_commands = [row(name="lease, command, reset", unit="ms", **_quantiles(wholes_ms), per_second=None)]
     return [
-        whole(name="host memory each", unit="KiB", p50=each_kib, p99=each_kib),
+        whole(name="host memory each", unit="KiB", p50=first_kib, p99=first_kib),
+        whole(name="host memory each, after a command", unit="KiB", p50=later_kib, p99=later_kib),
         row(name="create, several at a time", unit="ms", **_quantiles(creations_ms), per_second=rate),
         row(name="command, one at a time", unit="ms", **_quantiles(commands_ms), per_second=None),
+        *whole_commands,
         whole(name="create all", unit="s", p50=course.created_s, p99=course.created_s),
         whole(name="close all", unit="s", p50=course.closed_s, p99=course.closed_s),
     ]

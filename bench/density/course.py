@@ -58,18 +58,25 @@ class Course(msgspec.Struct, kw_only=True):
     """Until all were there."""
     used_bytes: int = 0
     """Host memory of all, idle, after they came up."""
+    used_later_bytes: int = 0
+    """The same, after each has run a command."""
     num_processes: int = 0
     num_descriptors: int = 0
     """In the engine."""
     commands_s: list[float] = []
+    wholes_s: list[float] = []
+    """Of the same commands, with the lease before and the reset after; empty where they are leased all the time."""
     unenforced: tuple[str, ...] = ()
     closed_s: float = 0.0
     leftovers: tuple[str, ...] = ()
     """What a census found after the end that was not there before."""
 
 
-async def run_course(name: str, count: int, spec: SandboxSpec, config: SandboxConfig) -> Course:
+async def run_course(name: str, count: int, spec: SandboxSpec, config: SandboxConfig, *, leased: bool) -> Course:
     """Lets a fleet of that size grow, answer and end, in a host of its own.
+
+    Args:
+        leased: see `Fleet`.
 
     Raises:
         CannotMeasure: something ran short, took too long or failed; the fleet has ended.
@@ -81,7 +88,7 @@ async def run_course(name: str, count: int, spec: SandboxSpec, config: SandboxCo
     async with SandboxHost.start(config) as host:
         async with host.acquire(spec):
             pass  # what the first sandbox sets up is not counted to the others
-        async with open_fleet(host, spec) as fleet:
+        async with open_fleet(host, spec, leased=leased) as fleet:
             unused_bytes = await settled_bytes()
             num_processes, num_descriptors = await _held()
             await _grow(fleet, course, unused_bytes)
@@ -90,6 +97,7 @@ async def run_course(name: str, count: int, spec: SandboxSpec, config: SandboxCo
             course.num_processes = processes - num_processes
             course.num_descriptors = descriptors - num_descriptors
             await _ask(fleet, course)
+            course.used_later_bytes = unused_bytes - await settled_bytes()
             began = time.monotonic()
     course.closed_s = time.monotonic() - began
     after = await anyio.to_thread.run_sync(take_census, state_dir)
@@ -136,7 +144,10 @@ async def _ask(fleet: Fleet, course: Course) -> None:
     said = _Sayings(course)
     with _deadline(ASK_S, lambda: f"{len(course.commands_s):,} of {course.count:,} sandboxes had answered"):
         for index in order:
+            began = time.perf_counter()
             course.commands_s.append(await fleet.command(index))
+            if not fleet.leased:
+                course.wholes_s.append(time.perf_counter() - began)
             said.maybe(f"{len(course.commands_s):,} have answered")
     course.unenforced = tuple(sorted(fleet.unenforced))
 

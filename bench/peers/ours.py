@@ -26,7 +26,7 @@ def cold(host: SandboxHost) -> Operation:
     async def operate(worker: int) -> float:
         began = time.perf_counter()
         async with host.acquire(spec) as box:
-            await _run(box)
+            await run_command(box)
             return time.perf_counter() - began
 
     return operate
@@ -36,7 +36,7 @@ def in_live(boxes: Sequence[Sandbox]) -> Operation:
     """Runs the command in the worker's own sandbox."""
 
     async def operate(worker: int) -> None:
-        await _run(boxes[worker])
+        await run_command(boxes[worker])
 
     return operate
 
@@ -47,11 +47,16 @@ async def live(host: SandboxHost, number: int) -> AsyncIterator[list[Sandbox]]:
     async with AsyncExitStack() as stack:
         boxes = [await stack.enter_async_context(host.acquire(SandboxSpec())) for _ in range(number)]
         for box in boxes:
-            await _run(box)
+            await run_command(box)
         yield boxes
 
 
-async def _run(box: Sandbox) -> None:
+async def run_command(box: Sandbox) -> None:
+    """Runs the command in that sandbox.
+
+    Raises:
+        CannotMeasure: it did not succeed.
+    """
     outcome = await box.run(_COMMAND)
     if not outcome.ok:
         raise CannotMeasure(f"{PROGRAM} in a sandbox: {outcome}")

@@ -17,20 +17,21 @@ import anyio
 import anyio.to_thread
 
 from bench.peers import debian, docker, runc
-from bench.peers.helper import HelperPeer, open_helper
+from bench.peers.helper import open_helper
 from bench.peers.packages import PACKAGES, Package, environment_of, open_package
-from bench.peers.programs import PROGRAM, bwrap_argv
+from bench.peers.programs import PROGRAM, bwrap_argv, run_bare
 from bench.records import CannotMeasure, Skipped
-from bench.rounds import Peer
+from bench.rounds import Async, Peer, first_words
 from sandbox.errors import CapabilityError
 from sandbox.estate.stage import stage_tool
 
 BARE = "bare process (no isolation)"
 BWRAP = "one-shot bwrap --unshare-all"
+BWRAP_LOOP = "one-shot bwrap, from the engine's event loop"
 _PATIENCE_S = 4.0
 """A peer whose workers would take longer than this for one operation each does not take part."""
 
-Opening = Callable[[], AbstractAsyncContextManager[Sequence[HelperPeer]]]
+Opening = Callable[[], AbstractAsyncContextManager[Sequence[Peer]]]
 
 
 class Outside:
@@ -40,7 +41,7 @@ class Outside:
         self._peers: list[tuple[Peer, float]] = []
         self._num_cores = len(os.sched_getaffinity(0))
 
-    async def add(self, peer: HelperPeer) -> None:
+    async def add(self, peer: Peer) -> None:
         """Tries the peer once.
 
         Raises:
@@ -79,7 +80,8 @@ async def open_outside(
             openings: list[tuple[str, Opening]] = []
         else:
             (folder / "bwrap").symlink_to(bwrap)
-            openings = [(BWRAP, partial(_command, BWRAP, *bwrap_argv(bwrap, state_dir)))]
+            argv = bwrap_argv(bwrap, state_dir)
+            openings = [(BWRAP, partial(_command, BWRAP, *argv)), (BWRAP_LOOP, partial(_from_the_loop, argv))]
         openings.insert(0, (BARE, partial(_command, BARE, PROGRAM)))
         openings += [(package.name, partial(_package, package, folder, may_obtain)) for package in PACKAGES]
         openings += [(runc.NAME, partial(_runc, num_workers, may_obtain))]
@@ -89,19 +91,29 @@ async def open_outside(
                 for peer in await stack.enter_async_context(opening()):
                     name = peer.name
                     await outside.add(peer)
-            except CannotMeasure as error:
-                skipped.append(Skipped(name=name, reason=str(error)))
+            except* CannotMeasure as errors:
+                skipped.append(Skipped(name=name, reason=first_words(errors)))
         yield outside
 
 
 @asynccontextmanager
-async def _command(name: str, *argv: str) -> AsyncIterator[Sequence[HelperPeer]]:
+async def _from_the_loop(argv: Sequence[str]) -> AsyncIterator[Sequence[Peer]]:
+    """As a program with an event loop would call it, ours for one: asyncio forks the whole process."""
+
+    async def operate(worker: int) -> None:
+        await run_bare(argv)
+
+    yield [Async(BWRAP_LOOP, operate)]
+
+
+@asynccontextmanager
+async def _command(name: str, *argv: str) -> AsyncIterator[Sequence[Peer]]:
     async with open_helper(name, "commands", *argv) as peer:
         yield [peer]
 
 
 @asynccontextmanager
-async def _package(package: Package, bin_dir: Path, may_obtain: bool) -> AsyncIterator[Sequence[HelperPeer]]:
+async def _package(package: Package, bin_dir: Path, may_obtain: bool) -> AsyncIterator[Sequence[Peer]]:
     if package.needs_bwrap and not (bin_dir / "bwrap").exists():
         raise CannotMeasure("needs bubblewrap, which is not here")
     environment = await anyio.to_thread.run_sync(partial(environment_of, package, may_make=may_obtain))
@@ -110,14 +122,14 @@ async def _package(package: Package, bin_dir: Path, may_obtain: bool) -> AsyncIt
 
 
 @asynccontextmanager
-async def _runc(num_workers: int, may_obtain: bool) -> AsyncIterator[Sequence[HelperPeer]]:
+async def _runc(num_workers: int, may_obtain: bool) -> AsyncIterator[Sequence[Peer]]:
     tools = await anyio.to_thread.run_sync(partial(debian.tools, debian.RUNC, may_make=may_obtain))
     async with runc.open_runc(tools, num_workers) as peer:
         yield [peer]
 
 
 @asynccontextmanager
-async def _docker(may_obtain: bool) -> AsyncIterator[Sequence[HelperPeer]]:
+async def _docker(may_obtain: bool) -> AsyncIterator[Sequence[Peer]]:
     tools = await anyio.to_thread.run_sync(partial(debian.tools, debian.DOCKER, may_make=may_obtain))
     async with docker.open_docker(tools) as peers:
         yield peers

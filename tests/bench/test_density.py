@@ -50,7 +50,7 @@ async def test_a_small_fleet_is_measured_as_a_large_one_would_be(state_dir: Path
 
 async def test_a_limit_that_the_host_does_not_enforce_is_not_claimed(state_dir: Path) -> None:
     config = SandboxConfig(state_dir=str(state_dir), cgroup_backend="none")
-    done = await course.run_course("leased", 1, SandboxSpec(), config)
+    done = await course.run_course("leased", 1, SandboxSpec(), config, leased=True)
     assert {"memory", "pids", "cpus"} <= set(done.unenforced)
     assert benchmark._limits_claim(done).value == 3
 
@@ -72,7 +72,7 @@ async def test_growth_that_runs_short_ends_with_the_number_and_leaves_nothing(
     monkeypatch.setattr(room, "FLOOR_BYTES", 1 << 60)
     config = SandboxConfig(state_dir=str(state_dir))
     with pytest.raises(ExceptionGroup) as caught:
-        await course.run_course("idle", 3, SandboxSpec(), config)
+        await course.run_course("idle", 3, SandboxSpec(), config, leased=False)
     assert "memory is short after 3 sandboxes" in str(caught.value.exceptions)
     assert take_census(state_dir).total == 0
 
@@ -82,7 +82,7 @@ async def test_a_fleet_that_is_not_there_in_time_ends_with_the_number(
 ) -> None:
     monkeypatch.setattr(course, "GROW_S", 0.0)
     with pytest.raises(CannotMeasure, match="0 of 3 sandboxes were there after 0 s"):
-        await course.run_course("idle", 3, SandboxSpec(), SandboxConfig(state_dir=str(state_dir)))
+        await course.run_course("idle", 3, SandboxSpec(), SandboxConfig(state_dir=str(state_dir)), leased=False)
     assert take_census(state_dir).total == 0
 
 
@@ -94,7 +94,7 @@ async def test_a_sandbox_that_does_not_answer_well_ends_the_measurement(
 
     monkeypatch.setattr(Fleet, "command", fail)
     with pytest.raises(CannotMeasure, match="is mute"):
-        await course.run_course("idle", 2, SandboxSpec(), SandboxConfig(state_dir=str(state_dir)))
+        await course.run_course("idle", 2, SandboxSpec(), SandboxConfig(state_dir=str(state_dir)), leased=False)
     assert take_census(state_dir).total == 0
 
 

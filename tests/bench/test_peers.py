@@ -18,6 +18,7 @@ from bench.peers import cache, containers, debian, docker, runc
 from bench.peers.helper import HelperPeer, open_helper
 from bench.peers.packages import PACKAGES, environment_of, find_python
 from bench.pool import benchmark, outside
+from bench.pool.recycled import ACQUIRE, RECYCLED
 from bench.records import CannotMeasure
 from bench.rounds import Async, Batch, interleave
 from sandbox.estate.state import open_state_dir
@@ -258,12 +259,15 @@ async def test_the_pool_benchmark_has_a_row_or_a_reason_for_every_peer(
     plan = benchmark.Plan(concurrencies=(1, 2), rounds=2, slice_s=0.02, may_obtain=False, state_dir=str(state_dir))
     findings = await benchmark.measure(plan)
     rows = {(one.name, one.condition) for one in findings.measures}
-    for name in (outside.BARE, outside.BWRAP, benchmark.COLD):
+    for name in (outside.BARE, outside.BWRAP, outside.BWRAP_LOOP, benchmark.COLD, RECYCLED, ACQUIRE):
         assert {(name, "concurrency 1"), (name, "concurrency 2")} <= rows
     reasons = {one.name: one.reason for one in findings.skipped}
     assert set(reasons) == {PACKAGES[0].name, runc.NAME, f"{docker.RUN}, {docker.EXEC}"}
     assert all("not installed yet" in reason for reason in reasons.values())
+    assert len(findings.claims) == 3
     assert all(claim.value is not None for claim in findings.claims)
+    assert (benchmark.WARM, "concurrency 1") in rows
+    assert sum(" 0 were not and destroyed" in note for note in findings.notes) == 2
 
 
 async def test_a_peer_that_would_take_all_day_does_not_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
