@@ -18,6 +18,7 @@ from bench.peers import cache, containers, debian, docker, runc
 from bench.peers.helper import HelperPeer, open_helper
 from bench.peers.packages import PACKAGES, environment_of, find_python
 from bench.pool import benchmark, outside
+from bench.pool.based import ATTACHED, NEW
 from bench.pool.recycled import ACQUIRE, RECYCLED
 from bench.records import CannotMeasure
 from bench.rounds import Async, Batch, interleave
@@ -256,7 +257,9 @@ async def test_the_pool_benchmark_has_a_row_or_a_reason_for_every_peer(
 ) -> None:
     monkeypatch.setattr(outside, "PACKAGES", PACKAGES[:1])
     monkeypatch.setattr(cache, "cache_dir", lambda: state_dir / "nothing")
-    plan = benchmark.Plan(concurrencies=(1, 2), rounds=2, slice_s=0.02, may_obtain=False, state_dir=str(state_dir))
+    plan = benchmark.Plan(
+        concurrencies=(1, 2), rounds=2, slice_s=0.02, num_files=3, may_obtain=False, state_dir=str(state_dir)
+    )
     findings = await benchmark.measure(plan)
     rows = {(one.name, one.condition) for one in findings.measures}
     for name in (outside.BARE, outside.BWRAP, outside.BWRAP_LOOP, benchmark.COLD, RECYCLED, ACQUIRE):
@@ -264,9 +267,9 @@ async def test_the_pool_benchmark_has_a_row_or_a_reason_for_every_peer(
     reasons = {one.name: one.reason for one in findings.skipped}
     assert set(reasons) == {PACKAGES[0].name, runc.NAME, f"{docker.RUN}, {docker.EXEC}"}
     assert all("not installed yet" in reason for reason in reasons.values())
-    assert len(findings.claims) == 3
+    assert len(findings.claims) == 5
     assert all(claim.value is not None for claim in findings.claims)
-    assert (benchmark.WARM, "concurrency 1") in rows
+    assert {(name, "concurrency 1") for name in (benchmark.WARM, ATTACHED, NEW)} <= rows
     assert sum(" 0 were not and destroyed" in note for note in findings.notes) == 2
 
 
