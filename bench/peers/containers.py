@@ -1,6 +1,6 @@
-"""What the container peers share: a small root file system, and the removal of the cgroups that they leave.
+"""What the container peers share: a small root file system, a place for it, and the removal of what they leave.
 
-Invariant: a cgroup that is removed was named by a benchmark and is empty.
+Invariant: what is removed was named by a benchmark that is dead, or by this one; a cgroup only when it is empty.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ import re
 import shutil
 import subprocess
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
 from bench.peers.programs import PROGRAM
 from bench.records import CannotMeasure
 
 PROGRAMS = (PROGRAM, "/usr/bin/sleep")
 _PREFIX = "rollout-bench"
+_SCRATCH = Path("/tmp")  # where a socket's path stays short, and a namespace with its own /run sees it
 _CGROUPS = Path("/sys/fs/cgroup")
 _SWEEP_S = 10.0
 _LOOK_S = 0.05
@@ -39,6 +42,22 @@ def small_tree(root: Path) -> None:
 def cgroup_name(peer: str) -> str:
     """A parent for the peer's cgroups, at the root of the hierarchies."""
     return f"{_PREFIX}-{peer}-{os.getpid()}"
+
+
+@asynccontextmanager
+async def scratch_folder(peer: str) -> AsyncIterator[Path]:
+    """A temporary folder; removes those that killed benchmarks have left, too."""
+    await anyio.to_thread.run_sync(_remove_dead_folders, peer)
+    prefix = f"bench-{peer}-{os.getpid()}-"
+    async with anyio.TemporaryDirectory(prefix=prefix, dir=str(_SCRATCH), ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def _remove_dead_folders(peer: str) -> None:
+    for left in _SCRATCH.glob(f"bench-{peer}-*-*"):
+        pid = left.name.removeprefix(f"bench-{peer}-").partition("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 async def sweep_cgroups() -> None:

@@ -2,7 +2,7 @@
 
 Owns a `dockerd` that is our child, in namespaces of its own: whatever it starts lives in its pid namespace, whatever it
 writes lies in a tmpfs of its mount namespace. Invariant: when its first process ends, by us or because we ended, no
-process, mount or file of it is left; its cgroups are removed on leaving, or by the next benchmark.
+process or mount of it is left; its cgroups and its folder are removed on leaving, or by the next benchmark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import anyio
 import anyio.to_thread
 
 from bench.peers.cache import call
-from bench.peers.containers import cgroup_name, small_tree, sweep_cgroups
+from bench.peers.containers import cgroup_name, scratch_folder, small_tree, sweep_cgroups
 from bench.peers.debian import Tools
 from bench.peers.helper import HelperPeer, open_helper
 from bench.peers.programs import PROGRAM
@@ -62,8 +62,7 @@ async def open_docker(tools: Tools) -> AsyncIterator[tuple[HelperPeer, HelperPee
     """
     if os.geteuid():
         raise CannotMeasure("a Docker engine needs root")
-    async with anyio.TemporaryDirectory(prefix="bench-docker-", dir="/tmp", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    async with scratch_folder("docker") as folder:
         env = {**tools.env, "DOCKER_HOST": f"unix://{folder}/socket", "DOCKER_CONFIG": str(folder / "client")}
         try:
             async with _engine(tools, folder):

@@ -17,7 +17,7 @@ import anyio.to_thread
 import msgspec
 
 from bench.peers.cache import call
-from bench.peers.containers import cgroup_name, small_tree, sweep_cgroups
+from bench.peers.containers import cgroup_name, scratch_folder, small_tree, sweep_cgroups
 from bench.peers.debian import Tools
 from bench.peers.helper import HelperPeer, open_helper
 from bench.peers.programs import PROGRAM
@@ -34,8 +34,7 @@ async def open_runc(tools: Tools, num_workers: int) -> AsyncIterator[HelperPeer]
         CannotMeasure: there is no usable runc.
     """
     runc = tools.program("runc")
-    async with anyio.TemporaryDirectory(prefix="bench-runc-", ignore_cleanup_errors=True) as name:
-        folder = Path(name)
+    async with scratch_folder("runc") as folder:
         try:
             await anyio.to_thread.run_sync(_make_bundles, runc, tools, folder, num_workers)
             words = ("--root", f"{folder}/state", "run", "--bundle", f"{folder}/{{worker}}", "bench-{worker}")

@@ -187,6 +187,21 @@ def test_only_cgroups_of_dead_benchmarks_and_our_own_are_swept(tmp_path: Path, m
     assert not (tmp_path / "memory" / dead).exists()
 
 
+async def test_the_folder_of_a_killed_benchmark_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = subprocess.Popen(["true"])  # noqa: ASYNC220 - ends at once
+    ended.wait()
+    dead, living = (tmp_path / f"bench-x-{pid}-abc" for pid in (ended.pid, os.getppid()))
+    for folder in (dead, living):
+        folder.mkdir()
+    monkeypatch.setattr(containers, "_SCRATCH", tmp_path)
+    async with containers.scratch_folder("x") as own:
+        assert {dead.exists(), living.exists(), own.exists()} == {False, True}
+        assert not dead.exists()
+    assert os.listdir(tmp_path) == [living.name]
+
+
 def test_the_small_tree_holds_what_its_programs_need(tmp_path: Path) -> None:
     containers.small_tree(tmp_path)
     assert {path for path in containers.PROGRAMS if os.access(tmp_path / path[1:], os.X_OK)} == set(containers.PROGRAMS)
