@@ -213,7 +213,7 @@ class SandboxHost:
             return
         self._closing = True
         for box in list(self._live.values()):
-            box.close()
+            box.close("its host was closed")
         await self._warden.aclose()
         for root in self.backend.roots:  # the warden has removed them, unless it was killed
             await anyio.to_thread.run_sync(destroy_cgroup, root)
@@ -274,7 +274,7 @@ class SandboxHost:
             finally:
                 self._live.pop(ident, None)
                 if box is not None:
-                    box.close()
+                    box.close("its context was left")
                 with anyio.CancelScope(shield=True):
                     await self._release(ident, spec.limits, cgroups, box)
                 if box is not None and not self._disowned:
