@@ -2,13 +2,15 @@
 
 Layout, for set n of an engine E:  <memory>/E/sN and <memory>/E/sN/c (commands), <pids>/E/sN, <cpu>/E/sN,
 <v2>/E/sN and leaves <v2>/E/sN/cK. The agent lives in sN and commands in sN/c, with less memory: a workspace full
-of data lets a command die, never the agent.
+of data lets a command die, never the agent. The kernel counts an out-of-memory kill in the victim's own memory cgroup
+alone, so commands at once (and background processes) are told apart by sN/c/mK for the leaves after the first.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +22,8 @@ from sandbox.types import MIB, Limits
 AGENT_BYTES = 16 * MIB
 AGENT_PIDS = 1
 PERIOD_US = 100_000
+_MORE_MEMORY_LEAVES = 4
+"""A host has 65,535 memory cgroups at most, so further leaves share the first one's account."""
 
 
 class HybridSet:
@@ -32,6 +36,7 @@ class HybridSet:
         )
         self._commands = f"{self._memory}/c"
         self._leaves = Leaves(self._tree, reuse=True)
+        self._memory_of: dict[str, str] = {}  # leaves' accounts
         self._made = False
         self._cpu_before_us = 0
 
@@ -43,7 +48,9 @@ class HybridSet:
         self._made = True
         limits = self._limits
         memory = limits.memory_bytes + limits.disk_bytes
-        make = (self._tree, self._leaves.first(), self._memory, self._commands, self._pids, self._cpu)
+        first = self._leaves.first()
+        self._memory_of = {first: self._commands}
+        make = (self._tree, first, self._memory, self._commands, self._pids, self._cpu)
         write = [
             *self._cap_memory(self._memory, memory + AGENT_BYTES),
             *self._cap_memory(self._commands, memory),
@@ -75,7 +82,18 @@ class HybridSet:
         files.write(f"{self._commands}/memory.force_empty", "0")
 
     def take_leaf(self) -> str | None:
-        return self._leaves.take()
+        leaf = self._leaves.take()
+        if leaf not in self._memory_of:
+            self._memory_of[leaf] = self._make_memory_leaf()
+        return leaf
+
+    def _make_memory_leaf(self) -> str:
+        number = len(self._memory_of)
+        if number <= _MORE_MEMORY_LEAVES:
+            with suppress(OSError):  # the host has no number left for it
+                os.mkdir(directory := f"{self._commands}/m{number}")
+                return directory
+        return self._commands
 
     def return_leaf(self, leaf: str) -> None:
         self._leaves.give_back(leaf)
@@ -84,7 +102,7 @@ class HybridSet:
         return self._leaves.idle()
 
     def join_files(self, leaf: str) -> tuple[str, ...]:
-        return f"{self._commands}/cgroup.procs", f"{leaf}/cgroup.procs"
+        return f"{self._memory_of[leaf]}/cgroup.procs", f"{leaf}/cgroup.procs"
 
     def kill_leaf(self, leaf: str) -> None:
         files.write(f"{leaf}/cgroup.kill", "1")
@@ -100,8 +118,9 @@ class HybridSet:
         return int(files.read(f"{self._commands}/memory.max_usage_in_bytes"))
 
     def read(self, leaf: str | None) -> Reading:
+        memory = self._commands if leaf is None else self._memory_of[leaf]
         return Reading(
-            oom_kills=files.keyed(f"{self._commands}/memory.oom_control", "oom_kill"),
+            oom_kills=files.keyed(f"{memory}/memory.oom_control", "oom_kill"),
             pids_refused=files.keyed(f"{self._pids}/pids.events", "max"),
             cpu_us=files.keyed(f"{leaf}/cpu.stat", "usage_usec") if leaf else None,
         )
