@@ -43,7 +43,8 @@ struct command_slot { /* shared with the child until it execs */
 pid_t command_start(const struct wire_frame *frame, struct command_slot *slot, int wake);
 pid_t command_transfer(const struct wire_frame *frame, struct command_slot *slot);
 
-/* sweep.c: processes by descent, where no cgroup holds them together */
+/* sweep.c: processes by descent, where no cgroup holds them together: those below that keeper (0: below none of them)
+ * are dead when it returns */
 void sweep_descendants(pid_t keeper, const pid_t *keepers, int num_keepers);
 
 /* transfer.c */
