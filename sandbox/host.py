@@ -204,7 +204,7 @@ class SandboxHost:
             return
         self._closing = True
         for jail in list(self._live.values()):
-            _close(jail)
+            _close(jail, "its host was closed")
         await self._warden.aclose()
         for root in (*self.backend.roots, *self._cores.roots):  # the warden has removed them, unless it was killed
             await anyio.to_thread.run_sync(destroy_cgroup, root)
@@ -356,7 +356,7 @@ class SandboxHost:
             return jail.gone
         jail.ending = anyio.Event()
         box = jail.sandbox
-        _close(jail)
+        _close(jail, "its context was left")
         try:
             with anyio.CancelScope(shield=True):
                 self._live.pop(jail.number, None)
@@ -390,7 +390,7 @@ class SandboxHost:
             audit.end(box.unenforced, box.num_commands, box.why_died)
 
 
-def _close(jail: Jail) -> None:
+def _close(jail: Jail, why: str) -> None:
     if jail.sandbox is not None:
-        jail.sandbox.close()
+        jail.sandbox.close(why)
     jail.close()

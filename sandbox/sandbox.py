@@ -70,7 +70,7 @@ class Sandbox:
         """What of `spec.workspace` was left out: links that lead out of it, FIFOs, sockets and devices."""
         self._died: str | None = None
         self.workspace: Workspace
-        self._closed = False
+        self._closed: str | None = None
         begin(cgroups)
         self._link = jail.begin_lease(self._on_frame, self.mark_dead)
         self._requests = Requests(self._link, jail.take_ident, cgroups, self._limits)
@@ -88,7 +88,7 @@ class Sandbox:
     @property
     def alive(self) -> bool:
         """False once the sandbox was closed or has died."""
-        return self._died is None and not self._closed
+        return self._died is None and self._closed is None
 
     # ------------------------------------------------------------------ the agent's socket
 
@@ -124,33 +124,35 @@ class Sandbox:
         self._requests.drop(why)
         self._places.close(why)
 
-    def close(self) -> None:
-        """Ends the agent, and with it every process; running commands get the outcome `killed`. Idempotent."""
-        self.end_lease()
+    def close(self, why: str = "`close` was called") -> None:
+        """Ends the agent, and with it every process; running commands get the outcome `killed`. Idempotent.
+
+        Args:
+            why: told to who still waits, or uses it later.
+        """
+        self.end_lease(why)
         self.jail.close()
 
-    def end_lease(self) -> None:
+    def end_lease(self, why: str = "its lease is over") -> None:
         """The same, but for the jail and what runs in it: those are the host's to clean. Idempotent."""
-        if self._closed:
+        if self._closed is not None:
             return
-        self._closed = True
+        self._closed = f"the sandbox was closed ({why})"
         self._link.end()
-        self._drop(Reason.KILLED, "the sandbox was closed")
+        self._drop(Reason.KILLED, self._closed)
         self._kept.close()
 
     def disown(self) -> list[int]:
         """See `sandbox.protocol.forks`."""
-        self._closed = True
+        self._closed = "the sandbox is the parent process's"
         self._freezer.disown()
         self._link.end()
         parts: list[Owner] = [self._kept, self._places, self._requests, *self._running.values()]
         return [fd for part in parts for fd in part.disown()]
 
     def _require_alive(self) -> None:
-        if self._closed:
-            raise SandboxDiedError("the sandbox was closed")
-        if self._died is not None:
-            raise SandboxDiedError(self._died)
+        if (why := self._closed or self._died) is not None:
+            raise SandboxDiedError(why)
 
     def _require_answering(self) -> None:
         self._require_alive()

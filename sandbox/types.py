@@ -186,7 +186,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """`command`: the cgroup's peak, reset before this command; `sandbox`: the cgroup's peak
     while commands overlapped; `process`: largest resident set of one process (no cgroup)."""
     oom_kills: int = 0
-    """Processes that the kernel killed for memory while the command ran."""
+    """Of the processes that the command started, those that the kernel killed for memory while it ran. On cgroup v1 a
+    sandbox has five accounts: with more commands and background processes of earlier ones at once, those beyond the
+    fifth share theirs with the first."""
 
 
 class Output(msgspec.Struct, frozen=True):

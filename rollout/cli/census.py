@@ -6,6 +6,7 @@ Owns: nothing; only reads. Invariant: exit status 0 means that nothing was left.
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,15 +32,42 @@ def run(arguments: argparse.Namespace) -> int:
     import msgspec
 
     from rollout.cli.output import print_json
-    from sandbox.estate.state import default_state_dir
     from sandbox.health.census import take_census
 
-    census = take_census(arguments.state_dir or default_state_dir())
+    census = take_census(existing_state_dir(arguments.state_dir))
     if arguments.json:
         print_json({**msgspec.to_builtins(census), "total": census.total})
     else:
+        say_if_absent(census)
         print_census(census)
     return 0 if census.total == 0 else 1
+
+
+def existing_state_dir(named: Path | None) -> Path:
+    """The state directory to look at. Only the default one may be missing: then no engine has run here.
+
+    Raises:
+        ConfigError: the one that was named does not exist.
+    """
+    from rollout.errors import ConfigError
+    from sandbox.estate.state import STATE_DIR_VARIABLE, default_state_dir
+
+    path = named or default_state_dir()
+    source = "--state-dir" if named else STATE_DIR_VARIABLE
+    try:
+        path.stat()
+    except FileNotFoundError:
+        if named or os.environ.get(STATE_DIR_VARIABLE):
+            raise ConfigError(source, str(path), "does not exist; name the directory that engines use") from None
+    except OSError:
+        return path  # what is wrong with it is said by the one who reads it
+    return path
+
+
+def say_if_absent(census: Census) -> None:
+    """A line where there is no state directory, so that a count of nothing is no riddle."""
+    if not os.path.lexists(census.state_dir):
+        print(f"{census.state_dir} does not exist: no engine has run with it")
 
 
 def print_census(census: Census) -> None:

@@ -153,11 +153,18 @@ def spec_from(arguments: argparse.Namespace) -> SandboxSpec:
         rest["user"] = parse_count("--user", arguments.user, 0, MAX_USER)
     if arguments.workspace is not None:
         rest["workspace"] = os.path.abspath(arguments.workspace)
-    insist = tuple(name for text in arguments.insist for name in text.split(",") if name)
-    for name in insist:
-        if name not in _PROMISES:
-            raise ConfigError("--insist", name, f"must be one of {', '.join(_PROMISES)}")
+    insist = _insist_from(arguments.insist)
     return SandboxSpec(image=arguments.image, limits=Limits(**given), jail=jail, insist=insist, **rest)
+
+
+def _insist_from(texts: list[str]) -> tuple[str, ...]:
+    names = [(text, name) for text in texts for name in text.split(",")]
+    for text, name in names:
+        if name not in _PROMISES:
+            raise ConfigError(
+                "--insist", name or text, f"must be one of {', '.join(_PROMISES)}, or several with commas"
+            )
+    return tuple(name for _, name in names)
 
 
 def command_from(arguments: argparse.Namespace) -> Command:

@@ -25,15 +25,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Remove and report."""
     import msgspec
 
-    from rollout.cli.census import print_census
+    from rollout.cli.census import existing_state_dir, print_census, say_if_absent
     from rollout.cli.output import print_json
-    from sandbox.estate.state import default_state_dir
     from sandbox.health.gc import collect
 
-    collection = collect(arguments.state_dir or default_state_dir())
+    collection = collect(existing_state_dir(arguments.state_dir))
     if arguments.json:
         print_json({**msgspec.to_builtins(collection), "total_left": collection.left.total})
         return 0 if collection.left.total == 0 else 1
+    say_if_absent(collection.left)
     for entry in collection.removed:
         print(f"removed {entry}")
     for entry in collection.failed:

@@ -1,13 +1,16 @@
 """Limits by cgroup v1, killing and accounting by the v2 tree beside it.
 
 Layout, for set n of an engine E: <memory>/E/sN, <pids>/E/sN, <cpu>/E/sN, <v2>/E/sN and its leaves <v2>/E/sN/cK. All
-agents live in E/agents of each hierarchy: what runs out of memory is a command, never an agent.
+agents live in E/agents of each hierarchy: what runs out of memory is a command, never an agent. The kernel counts an
+out-of-memory kill in the victim's own memory cgroup alone, so commands at once (and background processes) are told
+apart by <memory>/E/sN/mK for the leaves after the first.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +20,8 @@ from sandbox.cgroup.types import CgroupPlan, Live, Reading
 from sandbox.types import Limits
 
 PERIOD_US = 100_000
+_MORE_MEMORY_LEAVES = 4
+"""A host has 65,535 memory cgroups at most, so further leaves share the first one's account."""
 AGENTS = "agents"
 AGENTS_SHARES = 262_144
 """Of the processors, beside 1,024 of each sandbox: agents do little, and every command waits for one."""
@@ -31,6 +36,7 @@ class HybridSet:
             f"{roots[name]}/s{index}" for name in ("memory", "pids", "cpu", "v2")
         )
         self._leaves = Leaves(self._tree, reuse=True)
+        self._memory_of: dict[str, str] = {}  # leaves' accounts
         self._made = False
         self._cpu_before_us = 0
         self._peak_bytes = 0  # of earlier commands of this tenant
@@ -41,7 +47,9 @@ class HybridSet:
             return CgroupPlan()
         self._made = True
         limits = self._limits
-        make = (self._tree, self._leaves.first(), self._memory, self._pids, self._cpu)
+        first = self._leaves.first()
+        self._memory_of = {first: self._memory}
+        make = (self._tree, first, self._memory, self._pids, self._cpu)
         write = [
             *_cap_memory(self._memory, limits.memory_bytes + limits.disk_bytes),
             (f"{self._pids}/pids.max", str(limits.pids)),
@@ -75,7 +83,18 @@ class HybridSet:
         files.write(f"{self._memory}/memory.force_empty", "0")
 
     def take_leaf(self) -> str | None:
-        return self._leaves.take()
+        leaf = self._leaves.take()
+        if leaf not in self._memory_of:
+            self._memory_of[leaf] = self._make_memory_leaf()
+        return leaf
+
+    def _make_memory_leaf(self) -> str:
+        number = len(self._memory_of)
+        if number <= _MORE_MEMORY_LEAVES:
+            with suppress(OSError):  # the host has no number left for it
+                os.mkdir(directory := f"{self._memory}/m{number}")
+                return directory
+        return self._memory
 
     def return_leaf(self, leaf: str) -> None:
         self._leaves.give_back(leaf)
@@ -84,7 +103,9 @@ class HybridSet:
         return self._leaves.idle()
 
     def join_files(self, leaf: str) -> tuple[str, ...]:
-        return *(f"{path}/cgroup.procs" for path in (self._memory, self._pids, self._cpu)), f"{leaf}/cgroup.procs"
+        return *(
+            f"{path}/cgroup.procs" for path in (self._memory_of[leaf], self._pids, self._cpu)
+        ), f"{leaf}/cgroup.procs"
 
     def kill_leaf(self, leaf: str) -> None:
         files.write(f"{leaf}/cgroup.kill", "1")
@@ -104,8 +125,9 @@ class HybridSet:
         return self._read_peak()
 
     def read(self, leaf: str | None) -> Reading:
+        memory = self._memory if leaf is None else self._memory_of[leaf]
         return Reading(
-            oom_kills=files.keyed(f"{self._memory}/memory.oom_control", "oom_kill"),
+            oom_kills=files.keyed(f"{memory}/memory.oom_control", "oom_kill"),
             pids_refused=files.keyed(f"{self._pids}/pids.events", "max"),
             cpu_us=files.keyed(f"{leaf}/cpu.stat", "usage_usec") if leaf else None,
         )

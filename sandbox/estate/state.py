@@ -29,9 +29,12 @@ _PASSING = (errno.EBUSY, errno.ENOENT, errno.ENODEV)
 """What a cgroup answers that is still occupied, or that somebody else removes at the same time."""
 
 
+STATE_DIR_VARIABLE = "ROLLOUT_STATE_DIR"
+
+
 def default_state_dir() -> Path:
     """`$ROLLOUT_STATE_DIR`; else `/var/lib/rollout` for root, and `rollout` in another user's state directory."""
-    if named := os.environ.get("ROLLOUT_STATE_DIR"):
+    if named := os.environ.get(STATE_DIR_VARIABLE):
         return Path(named)
     if os.geteuid() == 0:
         return Path("/var/lib/rollout")

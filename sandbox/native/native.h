@@ -47,7 +47,8 @@ pid_t command_transfer(const struct wire_frame *frame, struct command_slot *slot
 void clean_begin(void); /* said once, before anything has run */
 void clean(struct wire_residue *residue);
 
-/* sweep.c: processes by descent, where no cgroup holds them together */
+/* sweep.c: processes by descent, where no cgroup holds them together: those below that keeper (0: below none of them)
+ * are dead when it returns */
 void sweep_descendants(pid_t keeper, const pid_t *keepers, int num_keepers);
 
 /* transfer.c */

@@ -24,6 +24,7 @@ _FRAMES_PER_TURN = 32
 _MAX_FDS = 8
 _POST_TIMEOUT_S = 10.0
 _POST_PAUSE_S = 0.05
+_ENDED = "its process ended"
 _OURS = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS, errno.EMSGSIZE, errno.EBADF)
 
 
@@ -147,11 +148,12 @@ class FrameLink:
             except BlockingIOError:
                 return
             except OSError as error:
-                self._end(error.strerror or "socket error")
+                reset = error.errno == errno.ECONNRESET  # it had not read all that it was sent
+                self._end(_ENDED if reset else error.strerror or "socket error")
                 return
             fds = _take_fds(control)
             if not data and not fds:
-                self._end("closed")
+                self._end(_ENDED)
                 return
             try:
                 lost = bool(flags & socket.MSG_CTRUNC) and len(fds) < _MAX_FDS  # no free number: not the peer's fault

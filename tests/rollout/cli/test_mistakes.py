@@ -76,6 +76,11 @@ def mistake(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mis
         ("verify demo:heldout:1 --solutions damaged.jsonl.gz", "--solutions = 'damaged.jsonl.gz': "),
         ("verify demo:heldout:1 --solutions broken.jsonl", "--solutions: broken.jsonl:1 = "),
         ("exec --insist x -- true", "--insist = 'x': must be one of memory"),
+        ("exec --insist= -- true", "--insist = '': must be one of memory"),
+        ("exec --insist memory, -- true", "--insist = 'memory,': must be one of memory"),
+        ("census --state-dir nowhere", "--state-dir = 'nowhere': does not exist"),
+        ("gc --state-dir small.toml/below", "--state-dir = 'small.toml/below': is not a directory"),
+        ("gc --state-dir nowhere --json", "--state-dir = 'nowhere': does not exist"),
         ("exec --workspace-file /dev/zero -- true", "--workspace-file = '/dev/zero': must be a regular file"),
         ("exec --workspace-file /dev/null:. -- true", "--workspace-file = '/dev/null:.': "),
         (f"exec --workspace-file small.toml:{'n' * 300} -- true", "--workspace-file = "),
@@ -130,6 +135,19 @@ def test_a_state_directory_from_the_environment_must_be_utf8(
 ) -> None:
     monkeypatch.setenv("ROLLOUT_STATE_DIR", f"{tmp_path}/\udcff")
     assert "must be valid UTF-8" in mistake("exec", "--", "true")
+
+
+@pytest.mark.parametrize("command", ["census", "gc"])
+def test_only_the_default_state_directory_may_be_missing(
+    mistake: Mistake, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ROLLOUT_STATE_DIR", "nowhere")
+    assert mistake(command).startswith("ROLLOUT_STATE_DIR = 'nowhere': does not exist")
+    monkeypatch.delenv("ROLLOUT_STATE_DIR")
+    monkeypatch.setattr("sandbox.estate.state.default_state_dir", lambda: tmp_path / "absent")
+    main([command])  # whatever others have left on this host
+    assert f"{tmp_path}/absent does not exist" in capsys.readouterr().out
+    assert not (tmp_path / "absent").exists()
 
 
 def test_a_workspace_file_is_no_pipe_and_no_longer_than_its_cap(mistake: Mistake, tmp_path: Path) -> None:

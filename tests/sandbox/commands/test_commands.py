@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import anyio
 import pytest
 
-from sandbox.errors import CapabilityError, ConfigError
+from sandbox.errors import CapabilityError, ConfigError, SandboxDiedError
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.sandbox import Sandbox
 from sandbox.types import MIB, Command, JailName, Limits, Outcome, Reason, SandboxSpec
+from tests.sandbox.children import children_of
 
 pytestmark = pytest.mark.anyio
 LIMITS = Limits(memory_bytes=96 * MIB, disk_bytes=16 * MIB, pids=24, file_size_bytes=64 * MIB)
@@ -145,3 +147,32 @@ async def test_without_cgroups_limits_are_reported_and_a_spec_may_insist(state_d
         with pytest.raises(CapabilityError, match="memory"):
             async with host.acquire(SandboxSpec(insist=("memory",))):
                 pass
+
+
+async def test_who_uses_a_sandbox_after_its_end_is_told_how_it_ended(state_dir: Path, small: SandboxSpec) -> None:
+    true, config = Command(argv=("true",)), SandboxConfig(state_dir=str(state_dir))
+    async with AsyncExitStack() as stack:
+        async with SandboxHost.start(config) as host:
+            outlives = await stack.enter_async_context(host.acquire(small))
+            async with host.acquire(small) as left, host.acquire(small) as closed:
+                closed.close()
+                with pytest.raises(SandboxDiedError, match=r"was closed \(`close` was called\)"):
+                    await closed.run(true)
+                assert (await left.run(true)).ok
+            with pytest.raises(SandboxDiedError, match=r"was closed \(its context was left\)"):
+                await left.run(true)
+        with pytest.raises(SandboxDiedError, match=r"was closed \(its host was closed\)"):
+            await outlives.run(true)
+
+
+async def test_a_sandbox_whose_first_process_is_killed_says_so(state_dir: Path, small: SandboxSpec) -> None:
+    async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir))) as host, host.acquire(small) as box:
+        async with box.start(Command(argv=("sleep", "60"))) as process:
+            for pid in children_of(host._warden.pid):
+                os.kill(int(pid), signal.SIGKILL)
+            for use in (process.wait, box.usage):
+                with (
+                    anyio.fail_after(10),
+                    pytest.raises(SandboxDiedError, match=r"has died \(its (first )?process ended"),
+                ):
+                    await use()

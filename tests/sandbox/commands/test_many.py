@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Literal
@@ -9,10 +10,12 @@ from typing import Literal
 import anyio
 import pytest
 
+from sandbox.cgroup.absent import AbsentSet
+from sandbox.commands.process import Process
 from sandbox.errors import SandboxDiedError
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.protocol.places import MAX_COMMANDS, MAX_HELPERS
-from sandbox.types import Command, JailName, Limits, Outcome, SandboxSpec
+from sandbox.types import Command, JailName, Limits, Outcome, Reason, SandboxSpec
 
 pytestmark = pytest.mark.anyio
 LIMITS = Limits(pids=4 * MAX_COMMANDS)
@@ -75,3 +78,11 @@ async def test_floods_of_commands_and_transfers_asked_for_at_once_come_to_their_
                 group.start_soon(command)
                 group.start_soon(transfer, number)
     assert num_done == 3 * (MAX_COMMANDS + MAX_HELPERS)
+
+
+async def test_an_agent_full_of_keepers_is_the_doing_of_what_runs_inside() -> None:
+    process = Process(Command(argv=("true",)), AbsentSet(), None, (), lambda: True, cpus=1)
+    process.refused(errno.EBUSY)
+    outcome = await process.wait()
+    assert (outcome.reason, outcome.exit_code) == (Reason.EXIT, 126)
+    assert outcome.stderr == b"rollout: fork: Device or resource busy\n"

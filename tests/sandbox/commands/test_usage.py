@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
@@ -114,3 +115,40 @@ async def test_a_fraction_of_a_cpu_second_is_enforced_where_a_cgroup_counts(box:
         assert outcome.signal == signal.SIGKILL, "ended by us, and not by the kernel, which counts whole seconds"
         asleep = await box.run(Command(argv=("sleep", "0.5"), cpu_s=cpu_s))
         assert asleep.ok
+
+
+HOG = "until [ -e go ]; do sleep 0.02; done; python3 -I -S -c 'x = b\"1\" * 10**9'; code=$?; touch died; exit $code"
+PLAIN = "touch go; until [ -e died ]; do sleep 0.02; done; exit 3"
+
+
+async def test_a_plain_failure_beside_a_hog_is_no_oom(box: Sandbox) -> None:
+    if "memory" in box.unenforced:
+        pytest.skip("this host has no cgroups")
+    for order in ((HOG, PLAIN), (PLAIN, HOG)):
+        with anyio.fail_after(60):
+            async with box.start(shell(order[0])) as first, box.start(shell(order[1])) as second:
+                outcomes = dict(zip(order, (await first.wait(), await second.wait()), strict=True))
+        assert (outcomes[HOG].reason, outcomes[HOG].usage.oom_kills) == (Reason.OOM, 1)
+        assert (outcomes[PLAIN].reason, outcomes[PLAIN].exit_code) == (Reason.EXIT, 3)
+        assert outcomes[PLAIN].usage.oom_kills == 0
+        await box.run(shell("rm go died"))
+
+
+async def test_a_plain_failure_after_a_hog_was_left_in_the_background_is_no_oom(box: Sandbox) -> None:
+    if "memory" in box.unenforced:
+        pytest.skip("this host has no cgroups")
+    for _ in range(3):
+        assert (await box.run(shell(f"({HOG}) & exit 0"))).ok
+        outcome = await box.run(shell(PLAIN))
+        assert (outcome.reason, outcome.exit_code, outcome.usage.oom_kills) == (Reason.EXIT, 3, 0)
+        await box.run(shell("rm go died"))
+
+
+async def test_more_commands_at_once_than_there_are_memory_accounts_all_run_under_the_limit(box: Sandbox) -> None:
+    async with AsyncExitStack() as stack:
+        for _ in range(8):
+            await stack.enter_async_context(box.start(shell("sleep 60")))
+        outcome = await box.run(Command(argv=("python3", "-I", "-S", "-c", "x = b'1' * 10**9")))
+    if "memory" not in box.unenforced:
+        assert outcome.reason is Reason.OOM
+    assert (await box.run(shell("echo fine"))).stdout == b"fine\n"
