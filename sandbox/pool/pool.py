@@ -326,7 +326,7 @@ class SandboxPool:
         else:
             self._counts.unclean += 1
             _LOG.info("a jail is not used again: %s", lease.jail.why_unclean or "its cleaning took too long")
-            self._stock.discard(lease.key, lease.jail)
+            await self._stock.destroy(lease.key, lease.jail)
         self._admission.give_back(lease.need)
         self._advance()
 

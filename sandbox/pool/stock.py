@@ -253,9 +253,18 @@ class Stock:
 
     def discard(self, key: JailKey, jail: Jail) -> None:
         """A jail that was out, and cannot be used again: it ends, and another is built in its place."""
+        self._put_out(key)
+        self._end(key, jail)
+
+    async def destroy(self, key: JailKey, jail: Jail) -> None:
+        """The same; returns when it has ended, or is quarantined."""
+        self._put_out(key)
+        self.num_ending += 1
+        await self._destroy(key, jail)
+
+    def _put_out(self, key: JailKey) -> None:
         self._in(key)
         self._short[key] = None
-        self._end(key, jail)
 
     def _end(self, key: JailKey, jail: Jail) -> None:
         if not self._closing:
