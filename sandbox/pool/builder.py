@@ -9,6 +9,7 @@ from typing import Protocol
 
 from sandbox.config import SandboxConfig
 from sandbox.jail import Jail
+from sandbox.layers.types import Layer
 from sandbox.sandbox import Sandbox
 from sandbox.types import JailName, Limits, SandboxSpec
 
@@ -33,13 +34,13 @@ class Builder(Protocol):
         """
         ...
 
-    async def lease(self, jail: Jail, spec: SandboxSpec, *, waited_s: float) -> Sandbox:
-        """Hands the jail out with the limits, environment and workspace of this spec.
+    async def lease(self, jail: Jail, spec: SandboxSpec, base: Layer | None = None, *, waited_s: float) -> Sandbox:
+        """Hands the jail out with the limits, environment and workspace of this spec, over that base.
 
         After an exception or cancellation the jail may be leased again where it is `ready`, else it must be destroyed.
 
         Raises:
-            ConfigError, CapabilityError: the spec can never be served.
+            ConfigError, CapabilityError, LayerError, TransferError: the spec or the base cannot be served.
             StartError, SandboxDiedError: this jail cannot serve it; another may.
         """
         ...

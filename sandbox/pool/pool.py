@@ -29,11 +29,13 @@ from sandbox.errors import (
     AcquireTimeoutError,
     CapabilityError,
     ConfigError,
+    LayerError,
     PoolFullError,
     SandboxDiedError,
     SandboxError,
     TransferError,
 )
+from sandbox.layers.types import Layer
 from sandbox.pool.admission import Admission, Budget, free_descriptors
 from sandbox.pool.builder import Builder
 from sandbox.pool.config import PoolConfig
@@ -148,13 +150,15 @@ class SandboxPool:
 
     @asynccontextmanager
     async def acquire(
-        self, spec: SandboxSpec, *, priority: int = 0, deadline_s: float | None = None
+        self, spec: SandboxSpec, base: Layer | None = None, *, priority: int = 0, deadline_s: float | None = None
     ) -> AsyncIterator[Sandbox]:
         """A sandbox as fresh as a new one; its commands are killed when the context is left, unless it is shared.
 
         Cancelled, it leaves the queue, or gives back what it has got.
 
         Args:
+            base: lies under the workspace. A jail that has it already, in the same size, is handed out without new
+                mounts.
             priority: higher is served earlier, -100 to 100; within a priority, the first to come is the first to be
                 served. One level is worth `aging_s` seconds of waiting.
             deadline_s: absolute, as `time.monotonic()` counts; None: waits for as long as it takes.
@@ -164,18 +168,20 @@ class SandboxPool:
             AcquireTimeoutError: the deadline is over.
             ConfigError: the spec is wrong, or needs more than the pool gives out in all.
             CapabilityError: the host cannot enforce what the spec insists on, or cannot isolate at all.
+            LayerError: the base is gone.
+            TransferError: the workspace of the spec could not be copied in.
             StartError: jails do not come up, after the configured retries (`ExhaustedError`: the host has run out of
                 something).
             SandboxDiedError: the pool or the warden has ended.
         """
-        lease = await self._lease(spec, priority, deadline_s)
+        lease = await self._lease(spec, base, priority, deadline_s)
         try:
             yield lease.sandbox
         finally:
             lease.let_go()
 
-    async def _lease(self, spec: SandboxSpec, priority: int, deadline_s: float | None) -> Lease:
-        ticket = self._enter(spec, priority, deadline_s)
+    async def _lease(self, spec: SandboxSpec, base: Layer | None, priority: int, deadline_s: float | None) -> Lease:
+        ticket = self._enter(spec, base, priority, deadline_s)
         lease = None
         try:
             self._advance()
@@ -199,7 +205,7 @@ class SandboxPool:
         self._counts.waits.add(self._clock() - ticket.asked_s)
         return lease
 
-    def _enter(self, spec: SandboxSpec, priority: int, deadline_s: float | None) -> Ticket:
+    def _enter(self, spec: SandboxSpec, base: Layer | None, priority: int, deadline_s: float | None) -> Ticket:
         if self._closing:
             raise SandboxDiedError("the pool was closed")
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
@@ -209,7 +215,7 @@ class SandboxPool:
         if deadline_s is not None and not math.isfinite(deadline_s):
             raise ConfigError("deadline_s", deadline_s, "must be a time of time.monotonic(), or None")
         now_s = self._clock()
-        ticket = Ticket(spec, now_s)
+        ticket = Ticket(spec, now_s, base)
         self._admission.check(ticket.need)
         if not self._queue.push(ticket, priority, now_s):
             self._counts.refused += 1
@@ -234,8 +240,9 @@ class SandboxPool:
         jail = ticket.jail
         assert jail is not None
         try:
-            sandbox = await self._builder.lease(jail, ticket.spec, waited_s=self._clock() - ticket.asked_s)
-        except (ConfigError, CapabilityError, TransferError):
+            waited_s = self._clock() - ticket.asked_s
+            sandbox = await self._builder.lease(jail, ticket.spec, ticket.base, waited_s=waited_s)
+        except (ConfigError, CapabilityError, LayerError, TransferError):
             raise
         except SandboxError:
             self._lay_down(ticket)

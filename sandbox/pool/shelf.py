@@ -7,8 +7,13 @@ first (its memory is warm, and the oldest can be seen to be too many), and what 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
+from itertools import islice
 
 from sandbox.jail import Jail, JailKey
+
+_CHOICE = 64
+"""Jails that are looked at for one that needs no new mounts."""
 
 
 class Shelf:
@@ -31,16 +36,14 @@ class Shelf:
         self._lines.setdefault(key, OrderedDict())[id(jail)] = (jail, now_s)
         self._order[id(jail)] = key
 
-    def take(self, key: JailKey) -> Jail | None:
-        """The jail of that key that was used last, or None."""
+    def take(self, key: JailKey, suits: Callable[[Jail], bool] = lambda _: True) -> Jail | None:
+        """A jail of that key, or None: one that `suits` among those used last, else the one used last of all."""
         line = self._lines.get(key)
         if not line:
             return None
-        number, (jail, _) = line.popitem()
-        del self._order[number]
-        if not line:
-            del self._lines[key]
-        return jail
+        latest = islice(reversed(line.items()), _CHOICE)
+        number = next((number for number, (jail, _) in latest if suits(jail)), next(reversed(line)))
+        return self._remove(key, number)
 
     def remove(self, jail: Jail) -> bool:
         """Takes that jail out; False where it is not here."""

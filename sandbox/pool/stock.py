@@ -91,7 +91,7 @@ class Stock:
         self._limits[key] = ticket.spec.limits
         self._out[key] = self._out.get(key, 0) + 1
         self._demand.used(key, self._out[key], self._clock())
-        jail = self._take_ready(key)
+        jail = self._take_ready(ticket)
         if jail is not None:
             ticket.serve(jail)
             return
@@ -115,8 +115,9 @@ class Stock:
         if not self._out[key]:
             del self._out[key]
 
-    def _take_ready(self, key: JailKey) -> Jail | None:
-        while (jail := self.shelf.take(key)) is not None:
+    def _take_ready(self, ticket: Ticket) -> Jail | None:
+        key = ticket.key
+        while (jail := self.shelf.take(key, ticket.suits)) is not None:
             if jail.ready:
                 return jail
             self._counts.died += 1

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import anyio
 
-from sandbox.jail import Jail, JailKey
+from sandbox.jail import Jail, JailKey, MountSize
+from sandbox.layers.types import Layer
 from sandbox.pool.admission import Need
 from sandbox.types import SandboxSpec
 
@@ -16,8 +17,9 @@ from sandbox.types import SandboxSpec
 class Ticket:
     """What one caller of `SandboxPool.acquire` waits with."""
 
-    def __init__(self, spec: SandboxSpec, asked_s: float) -> None:
+    def __init__(self, spec: SandboxSpec, asked_s: float, base: Layer | None = None) -> None:
         self.spec = spec
+        self.base = base
         self.key = JailKey.of(spec)
         self.need = Need.of(spec)
         self.asked_s = asked_s
@@ -47,6 +49,10 @@ class Ticket:
     def _wake(self) -> None:
         if self._event is not None:
             self._event.set()
+
+    def suits(self, jail: Jail) -> bool:
+        """Can that jail be leased as it lies, without new mounts?"""
+        return jail.base == self.base and jail.size == MountSize.of(self.spec.limits)
 
     async def served(self) -> Jail:
         """Its jail, as soon as it is there. Cancelled, the ticket must be withdrawn.

@@ -11,7 +11,7 @@ import anyio
 
 from sandbox.config import SandboxConfig
 from sandbox.errors import StartError
-from sandbox.jail import JailKey
+from sandbox.jail import JailKey, MountSize
 from sandbox.pool.pool import SandboxPool
 from sandbox.types import JailName, Limits, SandboxSpec
 from tests.sandbox.waiting import until
@@ -60,6 +60,8 @@ class FakeJail:
         self.sandbox: FakeSandbox | None = None
         self.clean = True
         self.why_unclean = ""
+        self.base: object = None
+        self.size = MountSize.of(Limits())
         self.num_leases = 0
 
     @property
@@ -110,7 +112,7 @@ class FakeBuilder:
         self.built.append(made)
         return made
 
-    async def lease(self, jail: FakeJail, spec: SandboxSpec, *, waited_s: float) -> FakeSandbox:
+    async def lease(self, jail: FakeJail, spec: SandboxSpec, base: object = None, *, waited_s: float) -> FakeSandbox:
         assert jail.number in self.jails
         assert jail.sandbox is None, "leased twice"
         assert jail.key == JailKey.of(spec), "a jail of another kind"
@@ -118,6 +120,7 @@ class FakeBuilder:
         await self.on_lease(jail)
         if not jail.ready:
             raise StartError("it is not ready")
+        jail.base, jail.size = base, MountSize.of(spec.limits)
         jail.sandbox = FakeSandbox(jail, spec)
         jail.num_leases += 1
         self.most_leased = max(self.most_leased, len(self.leased))
@@ -159,13 +162,14 @@ def takes(seconds: float) -> Callable[..., Any]:
 
 
 async def settled(pool: SandboxPool) -> None:
-    """Nothing is on its way any more."""
+    """Waits until nothing is on its way any more."""
+    await until(lambda: is_still(pool), limit_s=600)
 
-    def still() -> bool:
-        now = pool.statistics()
-        return not now.resetting + now.building + now.ending + now.waiting
 
-    await until(still, limit_s=600)
+def is_still(pool: SandboxPool) -> bool:
+    """Is nothing on its way?"""
+    now = pool.statistics()
+    return now.resetting + now.building + now.ending + now.waiting == 0
 
 
 async def use(pool: SandboxPool, spec: SandboxSpec, for_s: float = 1.0, **fields: Any) -> None:

@@ -15,7 +15,7 @@ from sandbox.errors import (
     StartError,
 )
 from sandbox.pool.config import Warm
-from sandbox.types import SandboxSpec
+from sandbox.types import MIB, Limits, SandboxSpec
 from tests.sandbox.pool.fakes import FakeBuilder, FakeJail, settled, takes, use
 
 pytestmark = pytest.mark.anyio
@@ -137,6 +137,19 @@ async def test_what_can_never_be_built_is_not_tried_again(
                 group.start_soon(one)
         assert faults == [fault] * 5
         assert builder.num_calls == 1
+
+
+async def test_a_jail_that_needs_no_new_mounts_is_preferred(builder: FakeBuilder, open_pool: OpenPool) -> None:
+    large = SandboxSpec(limits=Limits(disk_bytes=128 * MIB))
+    base: Any = object()
+    async with open_pool() as pool:
+        async with pool.acquire(HOST), pool.acquire(large), pool.acquire(HOST, base):
+            pass
+        await settled(pool)
+        for spec, under, number in ((large, None, 1), (HOST, base, 2), (HOST, None, 0), (large, None, 1)):
+            async with pool.acquire(spec, under) as sandbox:
+                assert sandbox.jail.number == number
+            await settled(pool)
 
 
 async def test_a_dead_idle_jail_leaves_the_pool_and_a_kept_one_is_replaced(
