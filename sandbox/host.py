@@ -80,6 +80,7 @@ class SandboxHost:
         self._numbers = Numbers()
         self._chores = anyio.CapacityLimiter(_CHORES)  # threads that no caller's source can use up
         self._warden_gone = False
+        self._lost = anyio.Event()
         self._closing = False
         self._disowned = False
         self.backend: Backend = AbsentBackend()
@@ -159,9 +160,7 @@ class SandboxHost:
             min(memory_bytes, _AGENTS_BYTES + config.max_sandboxes * _AGENT_BYTES),
             self._record,
         )
-        self._cores.open(self.backend.roots)
-        self._cores.inherit(self._warden.pid)
-        self.unpinned = self._cores.gap
+        self.unpinned = self._cores.open(self.backend.roots, self._warden.pid)
 
     def _record(self, roots: tuple[str, ...]) -> None:
         roots = (*roots, *self._cores.roots)
@@ -218,12 +217,17 @@ class SandboxHost:
     def _on_warden_end(self) -> None:
         """The warden is gone: nothing can be cleaned up but by ending everything."""
         self._warden_gone = True
+        self._lost.set()
         for jail in list(self._live.values()):
             jail.mark_dead("the warden has ended")
         if not self._closing:
             for root in self.backend.roots[:1]:
                 with suppress(FileNotFoundError):  # emptied and removed meanwhile
                     files.kill_tree(root)
+
+    async def wait_lost(self) -> None:
+        """Returns when the warden has ended, so that nothing can be built, leased or destroyed any more."""
+        await self._lost.wait()
 
     # ------------------------------------------------------------------ sandboxes
 

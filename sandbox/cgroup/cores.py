@@ -1,7 +1,7 @@
 """On which processors sandboxes run, and with how much weight beside the rest of the machine.
 
 Owns: the plan, and its own directory in a cgroup v1 cpuset hierarchy. Invariant: what is asked for is enforced by the
-kernel for everything in a sandbox, or `gap` says why not; without cgroups the warden's affinity is inherited, which
+kernel for everything in a sandbox, or `open` says why not; without cgroups the warden's affinity is inherited, which
 code inside may widen again.
 """
 
@@ -81,17 +81,21 @@ class Cores:
         """To be recorded before `open`, and removed at the engine's end."""
         self.join: tuple[str, ...] = ()
         """The `cgroup.procs` files that a jail's first process joins beside its others."""
-        self.gap = ""
-        """Why what was asked for is not enforced; empty where it is."""
 
-    def open(self, roots: tuple[str, ...]) -> None:
-        """Makes it hold below the engine's parent cgroups (blocking)."""
+    def open(self, roots: tuple[str, ...], warden: int | None = None) -> str:
+        """Makes it hold below the engine's parent cgroups (blocking); returns why not, empty where it does.
+
+        Args:
+            warden: the process that starts the jails, which inherit its processors where no cgroup holds them.
+        """
         gaps = []
         if self._cpus is not None and (why := self._pin(roots, format_cpu_set(self._cpus))):
             gaps.append(f"cpu_set: {why}, so that code can leave the processors that it starts on")
         if self._weight is not None and (why := self._weigh(roots, self._weight)):
             gaps.append(f"cpu_weight: {why}")
-        self.gap = "; ".join(gaps)
+        if warden is not None and self._cpus is not None and not self.join:
+            os.sched_setaffinity(warden, self._cpus)
+        return "; ".join(gaps)
 
     def _pin(self, roots: tuple[str, ...], cpus: str) -> str:
         if self._own is not None:
@@ -127,11 +131,6 @@ class Cores:
                     except OSError as error:
                         return f"{path}: {error.strerror}"
         return "no cgroup with a weight"
-
-    def inherit(self, pid: int) -> None:
-        """Where no cgroup does it: what that process starts from now on begins on the processors."""
-        if self._cpus is not None and not self.join:
-            os.sched_setaffinity(pid, self._cpus)
 
 
 def _pin_v2(root: str, cpus: str) -> str:

@@ -22,6 +22,10 @@ class Builder(Protocol):
         """Its own bounds, within which the pool keeps."""
         ...
 
+    async def wait_lost(self) -> None:
+        """Returns when nothing can be built, leased, cleaned or ended any more."""
+        ...
+
     async def build(self, image: str, jail: JailName, user: int, limits: Limits | None) -> Jail:
         """A new jail. Cancelled: nothing is left.
 

@@ -90,7 +90,7 @@ class SandboxPool:
         self._num_resetting = 0
         self._held_back_by = ""
         self._look_again: asyncio.TimerHandle | None = None
-        self._closing = False
+        self._why_closed = ""
 
     # ------------------------------------------------------------------ life
 
@@ -121,6 +121,7 @@ class SandboxPool:
             async with anyio.create_task_group() as group:
                 pool = cls(host, config, budget, group, clock)
                 try:
+                    group.start_soon(pool._watch)
                     pool._stock.advance()
                     yield pool
                 except BaseException as error:
@@ -133,15 +134,23 @@ class SandboxPool:
                 raise body from None  # the caller's own: not to be found inside a group
             raise
 
-    async def _end(self) -> None:
-        self._closing = True
+    async def _watch(self) -> None:
+        await self._builder.wait_lost()
+        self._close("the host of this pool has ended (its warden died)")
+
+    def _close(self, why: str) -> None:
+        """From now on nobody is served, and nothing is begun."""
+        self._why_closed = self._why_closed or why
         if self._look_again is not None:
             self._look_again.cancel()
         for ticket in self._tickets:
-            ticket.fail(SandboxDiedError("the pool was closed"))
+            ticket.fail(SandboxDiedError(why))
+        self._stock.close()
+
+    async def _end(self) -> None:
+        self._close("the pool was closed")
         for lease in list(self._leases.values()):
             lease.abandon()
-        self._stock.close()
         self._group.cancel_scope.cancel()
         with anyio.CancelScope(shield=True):
             await self._stock.end()
@@ -206,8 +215,8 @@ class SandboxPool:
         return lease
 
     def _enter(self, spec: SandboxSpec, base: Layer | None, priority: int, deadline_s: float | None) -> Ticket:
-        if self._closing:
-            raise SandboxDiedError("the pool was closed")
+        if self._why_closed:
+            raise SandboxDiedError(self._why_closed)
         if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
             raise ConfigError(
                 "priority", priority, f"must be a whole number between -{MAX_PRIORITY} and {MAX_PRIORITY}"
@@ -246,7 +255,7 @@ class SandboxPool:
             raise
         except SandboxError:
             self._lay_down(ticket)
-            if self._closing or not self._stock.want_another(ticket):
+            if self._why_closed or not self._stock.want_another(ticket):
                 raise
             self._stock.advance()
             return None
@@ -278,7 +287,7 @@ class SandboxPool:
 
     def _advance(self) -> None:
         """Serves whom it can: said after everything that may have made that possible."""
-        if self._closing:
+        if self._why_closed:
             return
         self._held_back_by = ""
         while (ticket := self._queue.first()) is not None:
@@ -316,7 +325,7 @@ class SandboxPool:
 
     def _on_lease_end(self, lease: Lease) -> None:
         del self._leases[lease.sandbox]
-        if not self._closing:
+        if not self._why_closed:
             self._num_resetting += 1
             self._group.start_soon(self._reset, lease)
 

@@ -281,7 +281,7 @@ class Stock:
             self.num_ending -= 1
         if gone:
             del self._known[id(jail)]
-        else:
+        elif not self._closing:
             self.quarantine.add(key, jail)
         self.advance()
 

@@ -70,18 +70,18 @@ def test_a_v1_hierarchy_gets_a_directory_that_jails_join(tmp_path: Path, monkeyp
             Path(path, name).touch()
 
     monkeypatch.setattr("sandbox.cgroup.cores.os.mkdir", make_cgroup)
-    cores.open(())
+    gap = cores.open(())
     assert ((own / "cpuset.mems").read_text(), (own / "cpuset.cpus").read_text()) == ("0", "2-3")
     assert cores.join == (f"{own}/cgroup.procs",)
-    assert cores.gap == ""
+    assert gap == ""
 
 
 def test_what_the_host_refuses_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "cpuset.effective_mems").write_text("0\n")
     cores = Cores((0,), 50, places(tmp_path), "1-9")
-    cores.open(())
-    assert "cpu_set: " in cores.gap
-    assert "cpu_weight: no cgroup with a weight" in cores.gap
+    gap = cores.open(())
+    assert "cpu_set: " in gap
+    assert "cpu_weight: no cgroup with a weight" in gap
     assert cores.roots == cores.join == ()
     assert not (tmp_path / "rollout-1-9").exists()
 
@@ -90,9 +90,9 @@ def test_what_the_host_refuses_is_told_and_leaves_nothing(tmp_path: Path) -> Non
 def test_the_weight_is_written_in_the_words_of_the_version(tmp_path: Path, name: str, value: str) -> None:
     (tmp_path / name).touch()
     cores = Cores(None, 50, places(), "1-9")
-    cores.open((str(tmp_path),))
+    gap = cores.open((str(tmp_path),))
     assert (tmp_path / name).read_text() == value
-    assert cores.gap == ""
+    assert gap == ""
 
 
 def test_version_2_is_pinned_through_its_controller(tmp_path: Path) -> None:
@@ -102,19 +102,19 @@ def test_version_2_is_pinned_through_its_controller(tmp_path: Path) -> None:
         path.touch()
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu memory\n")
     cores = Cores((1,), None, places(), "1-9")
-    cores.open((str(root),))
+    gap = cores.open((str(root),))
     assert (root / "cpuset.cpus").read_text() == "1"
     assert (tmp_path / "cgroup.subtree_control").read_text() == "+cpuset"
-    assert cores.gap == ""
+    assert gap == ""
     (tmp_path / "cgroup.controllers").write_text("cpu memory\n")
-    cores.open((str(root),))
-    assert "has no controller cpuset" in cores.gap
+    gap = cores.open((str(root),))
+    assert "has no controller cpuset" in gap
 
 
 def test_without_a_wish_nothing_is_done() -> None:
     cores = Cores(None, None, places(Path("/nowhere")), "1-9")
-    cores.open(("/nowhere",))
-    assert (cores.roots, cores.join, cores.gap) == ((), (), "")
+    gap = cores.open(("/nowhere",))
+    assert (cores.roots, cores.join, gap) == ((), (), "")
 
 
 def test_the_cpuset_hierarchy_is_found() -> None:

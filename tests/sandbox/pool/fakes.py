@@ -93,6 +93,10 @@ class FakeBuilder:
         self.on_reset: Callable[[FakeJail], Any] = nothing
         self.on_destroy: Callable[[FakeJail], Any] = nothing
         self.num_calls = 0
+        self.lost = anyio.Event()
+
+    async def wait_lost(self) -> None:
+        await self.lost.wait()
 
     @property
     def leased(self) -> list[FakeJail]:

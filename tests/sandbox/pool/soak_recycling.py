@@ -242,7 +242,7 @@ def main() -> int:
     state_dir.chmod(0o755)
     try:
         tally = soak(
-            state_dir, arguments.leases, arguments.per_era, arguments.seed, 0.2, lambda line: print(line, flush=True)
+            state_dir, arguments.leases, arguments.per_era, arguments.seed, 0.05, lambda line: print(line, flush=True)
         )
     finally:
         shutil.rmtree(state_dir, ignore_errors=True)

@@ -278,6 +278,28 @@ async def test_closing_the_pool_ends_everything_and_tells_who_waits(builder: Fak
         assert all(share.closed for share in shares)
 
 
+async def test_a_host_that_ends_is_told_to_all_who_wait_and_who_come(builder: FakeBuilder, open_pool: OpenPool) -> None:
+    told: list[str] = []
+
+    async def one(spec: SandboxSpec) -> None:
+        try:
+            await use(pool, spec, 5.0)
+        except SandboxDiedError as error:
+            told.append(str(error))
+
+    builder.on_build = takes(1)
+    async with open_pool(max_leased=2) as pool, anyio.create_task_group() as group:
+        for spec in (HOST, PYTHON, HOST):
+            group.start_soon(one, spec)
+        await anyio.sleep(0.5)
+        builder.lost.set()
+        await anyio.sleep(0.5)
+        assert ["its warden died" in words for words in told] == [True] * 3
+        with pytest.raises(SandboxDiedError, match="its warden died"):
+            await use(pool, HOST)
+    assert builder.jails == {}
+
+
 async def test_a_cancelled_pool_ends_everything(builder: FakeBuilder, open_pool: OpenPool) -> None:
     with anyio.move_on_after(1) as scope:
         async with open_pool() as pool:

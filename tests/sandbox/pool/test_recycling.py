@@ -15,7 +15,7 @@ from tests.sandbox.pool.soak_recycling import Look, growth, soak
 @pytest.mark.timeout(240)
 def test_recycled_leases_with_random_kills_leave_nothing_and_grow_nothing(state_dir: Path) -> None:
     lines: list[str] = []
-    tally = soak(state_dir, 240, 80, random.randrange(1 << 30), 0.3, lines.append)
+    tally = soak(state_dir, 240, 80, random.randrange(1 << 30), 0.05, lines.append)
     assert tally.wrong == [], lines
     assert [words for words in growth(tally.looks) if "cgroups" not in words] == [], lines
     assert tally.leases >= 240
