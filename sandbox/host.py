@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -46,6 +46,7 @@ from sandbox.files.tree import Survey
 from sandbox.insist import check_insist, unenforced_by, unenforced_in
 from sandbox.jail import Identity, Jail, JailKey, MountSize
 from sandbox.layers.bases import Bases
+from sandbox.layers.forking import fork
 from sandbox.layers.types import Layer
 from sandbox.leasing import Leasing
 from sandbox.protocol.forks import Owner, disown_in_children
@@ -262,6 +263,10 @@ class SandboxHost:
             yield await self._lease(jail, spec, found, asked_s, base)
         finally:
             await self.destroy(jail)
+
+    def fork(self, parent: Sandbox) -> AbstractAsyncContextManager[Sandbox]:
+        """Another sandbox, from the files of a live one as they are now; see `sandbox.layers.forking.fork`."""
+        return fork(self, parent)
 
     async def build(
         self, image: str = "host", jail: JailName = "bubblewrap", user: int = 1000, limits: Limits | None = None

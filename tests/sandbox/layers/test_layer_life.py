@@ -247,3 +247,53 @@ async def test_what_a_killed_engine_sealed_goes_when_the_next_one_seals(state_di
         layer = await box.seal()
         assert idents_in(root) == [layer.ident]
         assert not [path for path in root.iterdir() if path.name.startswith(".new")]
+
+
+async def test_a_fork_has_files_and_environment_and_the_parent_goes_on(layer_host: SandboxHost, jail: JailName) -> None:
+    spec = SandboxSpec(jail=jail, env={"WHO": "me"}, user=77)
+    async with layer_host.acquire(spec) as parent:
+        await shell(parent, "mkdir d; echo 1 >d/f; (sleep 50 >/dev/null 2>&1 &)")
+        async with layer_host.fork(parent) as child:
+            assert await shell(child, "cat d/f; echo $WHO; id -u; ls /proc | grep -c '^[0-9]'") != ""
+            await shell(child, "echo 2 >d/f")
+            await shell(parent, "echo 3 >>d/f")
+            async with layer_host.fork(child) as grandchild:
+                assert await shell(grandchild, "cat d/f; echo $WHO; id -u") == "2\nme\n77\n"
+            assert child.spec == parent.spec
+        assert await shell(parent, "cat d/f") == "1\n3\n"
+    assert not layer_host.layers.store._pins
+    assert idents_in(layer_host.layers.store.root) == []
+
+
+async def test_a_sandbox_in_which_a_command_runs_is_not_forked(layer_host: SandboxHost, jail: JailName) -> None:
+    async with layer_host.acquire(SandboxSpec(jail=jail)) as parent, parent.start(Command(argv=("sleep", "50"))):
+        with pytest.raises(LayerError, match="between two commands"):
+            async with layer_host.fork(parent):
+                pass
+
+
+async def test_a_jail_is_leased_over_one_base_after_another(layer_host: SandboxHost, jail: JailName) -> None:
+    """A recycled jail holds nothing of the base before, and the base that its next tenant wants may be there
+    already.
+    """
+    spec = SandboxSpec(jail=jail)
+    bases = []
+    for text in ("one", "two"):
+        async with layer_host.acquire(spec) as box:
+            await shell(box, f"echo {text} >{text}")
+            bases.append(await box.seal())
+    one = await layer_host.build(jail=jail)
+    for base, seen in ((bases[0], "one\n"), (bases[0], "one\n"), (None, ""), (bases[1], "two\n"), (bases[0], "one\n")):
+        box = await layer_host.lease(one, spec, base)
+        assert await shell(box, "ls") == seen
+        await shell(box, "echo left >left; rm -f one two")
+        assert await box.diff()
+        assert await layer_host.reset(box), one.why_unclean
+        assert len(one.pins) == (one.base is not None)
+    assert (one.base == bases[0]) == (not layer_host.layers.why_copied)
+    for base in bases:
+        await layer_host.layers.release(base)
+    box = await layer_host.lease(one, spec)
+    assert await shell(box, "ls") == ""
+    assert idents_in(layer_host.layers.store.root) == [], "the last use of the bases has ended"
+    await layer_host.destroy(one)
