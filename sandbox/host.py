@@ -387,8 +387,6 @@ class SandboxHost:
                 gone = await self._leasing.end(jail, keep=not self._closing)
             if gone:
                 self._numbers.put(ident)
-            if gone and jail is not None:
-                await self._leasing.unpin(jail)
             return gone
         finally:
             self._places.release()

@@ -151,9 +151,9 @@ class Leasing:
         jail.size = size
         jail.base = None if attachment is None else base
         jail.clean = True
-        await self.unpin(jail, 0 if base is None else 1)
+        await self._unpin(jail, 0 if base is None else 1)
 
-    async def unpin(self, jail: Jail, num_kept: int = 0) -> None:
+    async def _unpin(self, jail: Jail, num_kept: int) -> None:
         """Lets go of what lay under a jail's earlier workspaces."""
         while len(jail.pins) > num_kept:
             await self._bases.detach(jail.pins.pop(0))
@@ -225,6 +225,12 @@ class Leasing:
         Args:
             keep: may its control groups serve again?
         """
+        gone = await self._end(jail, keep)
+        if gone:
+            await self._unpin(jail, 0)
+        return gone
+
+    async def _end(self, jail: Jail, keep: bool) -> bool:
         box = jail.sandbox
         jail.close()
         if box is None:

@@ -18,7 +18,7 @@ from sandbox.files.caps import FullCaps
 from sandbox.files.names import Names
 from sandbox.files.records import BLOCK_BYTES, END_OF_FILE, PERMISSIONS, Record, RecordKind, blocks, header
 
-_HEADER_BYTES = 1 << 20
+HEADER_BYTES = 1 << 20
 """Most that one member's headers may hold; a name of a megabyte is no honest tar's."""
 _SKIP_BYTES = 1 << 20
 _BATCH_BYTES = 256 * 1024
@@ -35,7 +35,7 @@ class Tally:
         self.num_bytes = 0
 
 
-class _Forward(io.RawIOBase):
+class Forward(io.RawIOBase):
     """A source that is only read forward, one byte of going back apart; bounds what is read as headers."""
 
     def __init__(self, source: BinaryIO) -> None:
@@ -95,11 +95,11 @@ def tar_records(source: BinaryIO, caps: FullCaps, tally: Tally, *, content: bool
     directories: list[Record] = []
     names = Names(caps.max_entries)
     members_left = caps.max_entries + 1  # the root may be one of them
-    forward = _Forward(source)
-    forward.limit(_HEADER_BYTES)
+    forward = Forward(source)
+    forward.limit(HEADER_BYTES)
     try:
         with tarfile.open(fileobj=forward, mode="r:", errors="surrogateescape", encoding="utf-8") as tar:
-            while (member := _next(tar, forward)) is not None:
+            while (member := next_member(tar, forward)) is not None:
                 name = _check(member, names)
                 members_left -= 1
                 if members_left < 0:  # of few names, or the root again and again
@@ -129,8 +129,9 @@ def tar_records(source: BinaryIO, caps: FullCaps, tally: Tally, *, content: bool
     yield header(Record(RecordKind.END, ""))
 
 
-def _next(tar: tarfile.TarFile, forward: _Forward) -> tarfile.TarInfo | None:
-    forward.limit(_HEADER_BYTES)
+def next_member(tar: tarfile.TarFile, forward: Forward) -> tarfile.TarInfo | None:
+    """The next member, its headers read within their bound."""
+    forward.limit(HEADER_BYTES)
     tar.members.clear()  # type: ignore[attr-defined]  # documented nowhere, and kept by all versions: else it only grows
     member = tar.next()
     forward.limit(None)

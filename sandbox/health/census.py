@@ -19,6 +19,7 @@ from sandbox.estate.state import lock_is_held, read_record, require_readable
 from sandbox.estate.subuid import is_own_uid
 from sandbox.health.processes import ProcessInfo, ancestors, real_uid, snapshot, with_descendants
 from sandbox.jails.plan import AGENT_PATH
+from sandbox.layers.collecting import stale_layers
 
 CGROUP_NAME = re.compile(r"rollout-\d+-(\d+)")
 _STALE_S = 600.0
@@ -49,7 +50,7 @@ class Census(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[str, ...] = ()
     """Below the state directory; sandboxes mount in namespaces of their own, so there should never be one."""
     directories: tuple[str, ...] = ()
-    """Half-made copies of staged binaries and images."""
+    """Half-made copies of staged binaries and images; layers that nobody holds, keeps, or has completed."""
     shared_memory: tuple[str, ...] = ()
     """Named objects in /dev/shm; anonymous memory dies with the processes that hold it."""
 
@@ -76,7 +77,7 @@ def take_census(state_dir: Path) -> Census:
         processes=tuple(f"{info.pid} {info.name}" for info in dead_processes(state_dir, engines, table)),
         cgroups=tuple(dead_cgroups(engines, table)),
         mounts=tuple(mounts_below(state_dir)),
-        directories=tuple(str(path) for path in stale_directories(state_dir)),
+        directories=tuple(str(path) for path in (*stale_directories(state_dir), *stale_layers(state_dir))),
         shared_memory=tuple(str(path) for path in Path("/dev/shm").glob("rollout-*")),
     )
 

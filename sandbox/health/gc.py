@@ -17,7 +17,11 @@ import msgspec
 from sandbox.estate.state import destroy_cgroup, reconcile
 from sandbox.health.census import Census, dead_cgroups, dead_processes, read_engines, take_census
 from sandbox.health.processes import kill, snapshot
+from sandbox.layers.collecting import collect_layers
+from sandbox.layers.folder import FOLDER
+from sandbox.types import GIB
 
+MAX_LAYER_BYTES = 10 * GIB
 _POLL_S = 0.02
 
 
@@ -30,12 +34,13 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
     left: Census
 
 
-def collect(state_dir: Path, patience_s: float = 3.0) -> Collection:
+def collect(state_dir: Path, patience_s: float = 3.0, max_layer_bytes: int = MAX_LAYER_BYTES) -> Collection:
     """Remove every leftover; blocks up to about `patience_s`, and 5 s more for each cgroup that does not empty.
 
     Args:
         state_dir: whose engines; cgroups of engines with other, deleted state directories go too.
         patience_s: how long wardens of dead engines may take to clean up by themselves.
+        max_layer_bytes: of the disk; kept layers that are not in use go beyond it, the longest unused first.
 
     Raises:
         ConfigError: the state directory is none, or closed to this user; nothing was touched.
@@ -50,12 +55,19 @@ def collect(state_dir: Path, patience_s: float = 3.0) -> Collection:
         except OSError as error:
             failed.append(f"{error.filename or state_dir}: {error.strerror}")
     _remove_cgroups(state_dir, failed)
+    layers: list[str] = []
+    try:
+        layers += map(str, collect_layers(state_dir, max_layer_bytes))
+    except OSError as error:
+        failed.append(f"{error.filename or state_dir / FOLDER}: {error.strerror}")
     for mount in before.mounts:
         _unmount(mount, failed)
     for path in (*before.directories, *before.shared_memory):
-        _remove(Path(path), failed)
+        if Path(path).parent != state_dir / FOLDER:
+            _remove(Path(path), failed)
     left = take_census(state_dir)
-    return Collection(removed=_difference(before, left), failed=tuple(failed), left=left)
+    kept = tuple(f"layer: {path}" for path in layers if path not in before.directories)
+    return Collection(removed=(*_difference(before, left), *kept), failed=tuple(failed), left=left)
 
 
 def _await_wardens(state_dir: Path, patience_s: float) -> None:

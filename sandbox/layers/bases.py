@@ -15,18 +15,23 @@ import anyio
 import anyio.to_thread
 
 from sandbox.errors import ConfigError
+from sandbox.files.caps import Caps, FullCaps
 from sandbox.files.pipes import send_tree, time_for
 from sandbox.health.capabilities import try_namespaces
 from sandbox.jail import Jail
+from sandbox.layers.carrying import read_tar, write_tar
 from sandbox.layers.copying import copy_records, require_room
 from sandbox.layers.store import LayerStore
 from sandbox.layers.types import Attachment, Layer
 from sandbox.layers.workspace import Workspace
 from sandbox.protocol.requests import Requests
 from sandbox.protocol.warden import Warden
-from sandbox.types import Limits
+from sandbox.types import GIB, Limits
 
 _THREADS = 4
+MAX_BYTES = 16 * GIB
+MAX_ENTRIES = 1_000_000
+"""Of a layer that is brought in, unless its caller says otherwise."""
 _T = TypeVar("_T")
 
 
@@ -125,6 +130,46 @@ class Bases:
         """
         with anyio.CancelScope(shield=True):
             await self._call(self.store.release, layer)
+
+    async def export(self, layer: Layer, target: str | Path) -> None:
+        """Writes a layer with all that lies under it to a plain tar, whole or not at all.
+
+        Raises:
+            LayerError: it is gone, or the file cannot be written.
+        """
+        await self._call(self.store.pin, layer.chain)
+        try:
+            await self._call(write_tar, self.store, layer, Path(target))
+        finally:
+            await self.detach(layer)
+
+    async def bring_in(
+        self, source: str | Path, *, max_bytes: int = MAX_BYTES, max_entries: int = MAX_ENTRIES
+    ) -> Layer:
+        """A layer of a plain tar of files, directories and symbolic links, as `export` and others write it; in use here
+        until `release`. Owners, attributes and set-user-id bits are left out.
+
+        Args:
+            max_bytes, max_entries: of all of it.
+
+        Raises:
+            LayerError: the tar has something else, or too much, or cannot be read; names it. Nothing is left.
+        """
+        caps = Caps(max_bytes, max_entries).within(Limits())
+        return await self._call(self._bring_in, Path(source), caps)
+
+    def _bring_in(self, source: Path, caps: FullCaps) -> Layer:
+        new = self.store.create()
+        try:
+            delta = read_tar(source, caps, new.writer)
+            num_bytes = sum(node.size for node in delta.nodes.values())
+            mode, num_entries = delta.nodes[b""].mode, len(delta.nodes) - 1
+            layer = Layer(ident=new.ident, mode=mode, num_entries=num_entries, num_bytes=num_bytes)
+            self.store.commit(new, layer, delta)
+        except BaseException:
+            self.store.discard(new)
+            raise
+        return layer
 
     async def aclose(self) -> None:
         """Ends the use of every layer, when no sandbox is left; those that nobody keeps go."""

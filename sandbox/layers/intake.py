@@ -24,9 +24,11 @@ class Intake:
     Args:
         caps: of the content of all files, and of the number of entries.
         writer: makes a tree of it; None where only the delta is wanted.
+        what: is read, for messages.
     """
 
-    def __init__(self, caps: FullCaps, writer: TreeWriter | None) -> None:
+    def __init__(self, caps: FullCaps, writer: TreeWriter | None, what: str = "the workspace") -> None:
+        self._what = what
         self._bytes_left = caps.max_bytes
         self._entries_left = caps.max_entries + 1  # the workspace itself is one
         self._writer = writer
@@ -55,7 +57,7 @@ class Intake:
                 else:
                     self._end_file()
         except ProtocolError as error:
-            raise LayerError(f"the workspace cannot be read: {error}") from None
+            raise LayerError(f"{self._what} cannot be read: {error}") from None
         except OSError as error:
             raise LayerError(f"the store of layers cannot be written ({error.strerror})") from None
 
@@ -66,7 +68,7 @@ class Intake:
             LayerError: the stream ended too early.
         """
         if not self.finished or b"" not in self._nodes:
-            raise LayerError("the workspace cannot be read: its reader ended too early")
+            raise LayerError(f"{self._what} cannot be read: it ends too early")
         return Delta(self._nodes, frozenset(self._deleted), self._special)
 
     def _take_record(self, record: Record) -> None:

@@ -24,6 +24,8 @@ PERMISSIONS = 0o1777
 MAX_PATH_BYTES = 4000
 MAX_NAME_BYTES = 255
 MAX_TARGET_BYTES = 4095
+MAX_LEVELS = 256
+"""Trees are removed level by level, each with a frame of its own."""
 BLOCK_BYTES = 65536
 MAX_TIME_S = 1 << 33
 _BILLION = 1_000_000_000
@@ -117,8 +119,10 @@ class RecordReader:
                 raise ProtocolError("a name that cannot be")
             if parent_of(path) not in self._directories or path.startswith(b"/"):
                 raise ProtocolError("a name in no directory that came before")
+        if path.count(b"/") >= MAX_LEVELS:
+            raise ProtocolError(f"a path of more than {MAX_LEVELS} levels")
         if path in self._names:
-            raise ProtocolError("a name that comes twice: the workspace was changed while it was read")
+            raise ProtocolError("a name that comes twice")
         self._names.add(path)
         if record.kind is RecordKind.DIRECTORY:
             self._directories.add(path)

@@ -8,26 +8,31 @@ a layer's name is whole. A layer that nobody keeps goes with the engine that mad
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import secrets
-import shutil
-import stat
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from sandbox.errors import ConfigError, LayerError
+from sandbox.errors import LayerError
+from sandbox.layers.folder import (
+    FOLDER,
+    IDENT_BYTES,
+    NEW,
+    age_of,
+    is_ident,
+    is_kept,
+    registry_lock,
+    remove_layer,
+    remove_tree,
+    require_own,
+    sweep,
+    write_facts,
+)
 from sandbox.layers.manifest import Manifest, read_manifest, write_manifest
 from sandbox.layers.nodes import Delta, Node, overlay
 from sandbox.layers.types import Layer
 from sandbox.layers.writing import TreeWriter
-
-FOLDER = "layers"
-_NEW, _DEAD = ".new-", ".dead-"
-_IDENT_BYTES = 10
 
 
 class _Pin:
@@ -44,7 +49,7 @@ class NewLayer:
     def __init__(self, path: Path, lock_fd: int) -> None:
         self.path = path
         self.lock_fd = lock_fd
-        self.ident = path.name.removeprefix(_NEW)
+        self.ident = path.name.removeprefix(NEW)
         self.writer = TreeWriter(path / "tree")
 
 
@@ -68,7 +73,7 @@ class LayerStore:
         """
         try:
             self._open()
-            path = self.root / f"{_NEW}{secrets.token_hex(_IDENT_BYTES)}"
+            path = self.root / f"{NEW}{secrets.token_hex(IDENT_BYTES)}"
             with registry_lock(self.root):
                 path.mkdir(mode=0o700)
                 lock_fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -87,7 +92,7 @@ class LayerStore:
         try:
             new.writer.finish(delta)
             new.writer.close()
-            (new.path / "bases").write_text(" ".join(layer.bases))
+            write_facts(new.path / "facts", layer, delta)
             write_manifest(new.path / "manifest", layer, delta)
             new.path.rename(self.root / layer.ident)
         except OSError as error:
@@ -152,12 +157,13 @@ class LayerStore:
         return tuple(unused)
 
     def _lock(self, ident: str) -> int:
-        if not _is_ident(ident):
+        if not is_ident(ident):
             raise LayerError(f"{ident!r} is no layer's name")
         try:
             with registry_lock(self.root):
                 lock_fd = os.open(self.root / ident / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
                 fcntl.flock(lock_fd, fcntl.LOCK_SH)
+                os.utime(lock_fd)  # its last use
         except FileNotFoundError:
             raise LayerError(f"there is no layer {ident} (any more) in {self.root}") from None
         except OSError as error:
@@ -254,18 +260,12 @@ class LayerStore:
     def aclose(self) -> None:
         """Lets go of everything, at the engine's end."""
         with self._guard:
-            idents = sorted(self._pins, key=self._age, reverse=True)  # what lies over others first
+            idents = sorted(self._pins, key=lambda ident: age_of(self.root / ident), reverse=True)
             for pin in self._pins.values():
                 os.close(pin.lock_fd)
             self._pins.clear()
             self._owned.clear()
         self.retire(tuple(idents))
-
-    def _age(self, ident: str) -> int:
-        try:
-            return (self.root / ident / "manifest").stat().st_mtime_ns
-        except FileNotFoundError:
-            return 0
 
     def disown(self) -> list[int]:
         """See `sandbox.protocol.forks`."""
@@ -278,121 +278,3 @@ class LayerStore:
             require_own(self.root)
             sweep(self.root)
             self._made = True
-
-
-def require_own(root: Path) -> None:
-    """Checks that nobody else can reach, or change, what sandboxes are based on.
-
-    Raises:
-        ConfigError: they can.
-    """
-    found = root.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise ConfigError(
-            "state_dir", str(root), "must be a directory of this user's own, mode 0700; or choose another"
-        )
-
-
-def _is_ident(name: str) -> bool:
-    return len(name) == 2 * _IDENT_BYTES and set(name) <= set("0123456789abcdef")
-
-
-@contextmanager
-def registry_lock(root: Path) -> Iterator[None]:
-    """Held for moments, while a layer's lock is taken or the layer is renamed to be removed."""
-    fd = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
-
-
-def idents_in(root: Path) -> list[str]:
-    """Every complete layer."""
-    try:
-        return sorted(name for name in os.listdir(root) if _is_ident(name))
-    except FileNotFoundError:
-        return []
-
-
-def is_kept(path: Path) -> bool:
-    """Is that layer to outlive its engine?"""
-    return (path / "kept").exists()
-
-
-def bases_in(root: Path) -> set[str]:
-    """Every layer that another one lies over."""
-    bases: set[str] = set()
-    for ident in idents_in(root):
-        try:
-            bases.update((root / ident / "bases").read_text().split())
-        except FileNotFoundError:
-            continue  # removed meanwhile
-    return bases
-
-
-def is_free(path: Path) -> bool:
-    """Does no living engine hold that layer (or half-made layer)? Ask under the registry's lock."""
-    try:
-        fd = os.open(path / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return True
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        raise
-    finally:
-        os.close(fd)
-
-
-def remove_layer(root: Path, ident: str) -> bool:
-    """Removes a layer that nobody holds and that nothing lies over; False where it stays, or is not there."""
-    dead = root / f"{_DEAD}{ident}"
-    with registry_lock(root):
-        if not (root / ident).is_dir() or ident in bases_in(root) or not is_free(root / ident):
-            return False
-        (root / ident).rename(dead)
-    remove_tree(dead)
-    return True
-
-
-def leftovers_in(root: Path) -> list[Path]:
-    """Layers that were half made, or half removed, by engines that are dead."""
-    try:
-        names = [name for name in os.listdir(root) if name.startswith((_NEW, _DEAD))]
-    except FileNotFoundError:
-        return []
-    with registry_lock(root):
-        return sorted(root / name for name in names if is_free(root / name))
-
-
-def sweep(root: Path) -> list[str]:
-    """Removes leftovers, and layers that nobody holds or keeps; returns their names."""
-    removed = []
-    for path in leftovers_in(root):
-        remove_tree(path)
-        removed.append(path.name)
-    again = True
-    while again:
-        gone = [ident for ident in idents_in(root) if not is_kept(root / ident) and remove_layer(root, ident)]
-        removed += gone
-        again = bool(gone)
-    return removed
-
-
-def remove_tree(path: Path) -> None:
-    """Removes a directory of ours with everything in it; what is gone already is gone.
-
-    Raises:
-        OSError: something stays.
-    """
-    shutil.rmtree(path, onerror=_unless_gone)
-
-
-def _unless_gone(function: object, name: str, failure: tuple[object, BaseException, object]) -> None:
-    if not isinstance(failure[1], FileNotFoundError):
-        raise failure[1]

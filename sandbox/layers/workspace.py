@@ -101,7 +101,7 @@ class Workspace:
             busy: a command runs.
 
         Raises:
-            LayerError: over the caps, a path of more than 4,000 bytes, or changed while it was read.
+            LayerError: over the caps, a path of more than 4,000 bytes or 256 levels, or changed while it was read.
             SandboxDiedError: the sandbox has ended.
         """
         async with standing_still(box, busy):
@@ -125,7 +125,8 @@ class Workspace:
             busy: a command runs.
 
         Raises:
-            LayerError: over the caps, a path of more than 4,000 bytes, changed while it was read, no room in the store,
+            LayerError: over the caps, a path of more than 4,000 bytes or 256 levels, changed while it was read, no room
+            in the store,
                 or too many layers over each other.
             SandboxDiedError: the sandbox has ended.
         """

@@ -121,8 +121,9 @@ os.mkdir("d"); os.symlink("/etc/passwd", "d/passwd")
         ("import os\nfor n in range(100): open(str(n), 'wb').truncate(60 << 20)", "max_bytes"),
         ("open('f','wb').write(b'x' * 1000000)\nimport os\nfor n in range(70): os.link('f', str(n))", "max_bytes"),
         ("import os\nfor n in range(40):\n os.mkdir('d' * 200); os.chdir('d' * 200)", "path too long"),
+        ("import os\nfor n in range(1500):\n os.mkdir('d'); os.chdir('d')", "levels"),
     ],
-    ids=["holes", "hard links", "depth"],
+    ids=["holes", "hard links", "length", "depth"],
 )
 async def test_a_workspace_that_would_swell_is_refused_and_leaves_nothing(
     layer_host: SandboxHost, jail: JailName, bomb: str, words: str

@@ -12,7 +12,7 @@ import pytest
 
 from sandbox.errors import ConfigError, LayerError, SandboxDiedError
 from sandbox.host import SandboxConfig, SandboxHost
-from sandbox.layers.store import idents_in
+from sandbox.layers.folder import idents_in
 from sandbox.layers.types import Layer
 from sandbox.sandbox import Sandbox
 from sandbox.types import MIB, Command, JailName, Limits, SandboxSpec
