@@ -12,8 +12,8 @@ import msgspec
 
 from sandbox.types import Skipped
 
-MAX_DEPTH = 32
-"""Layers that lie over each other under one workspace; the kernel is told of each, and looks into each."""
+MAX_DEPTH = 24
+"""Layers that lie over each other under one workspace: the kernel looks into each of them. More are made one."""
 
 SpecialKind = Literal["fifo", "socket", "device", "other"]
 NodeKind = Literal["file", "directory", "symlink", "fifo", "socket", "device", "other"]

@@ -17,6 +17,7 @@ import anyio.to_thread
 from sandbox.errors import CapabilityError, LayerError, SandboxDiedError
 from sandbox.files.caps import FullCaps
 from sandbox.jail import Jail
+from sandbox.layers.merging import merge
 from sandbox.layers.nodes import Delta, differences, overlay, reachable
 from sandbox.layers.reading import read_workspace
 from sandbox.layers.store import LayerStore, NewLayer
@@ -125,9 +126,8 @@ class Workspace:
             busy: a command runs.
 
         Raises:
-            LayerError: over the caps, a path of more than 4,000 bytes or 256 levels, changed while it was read, no room
-            in the store,
-                or too many layers over each other.
+            LayerError: over the caps, a path of more than 4,000 bytes or 256 levels, changed while it was read, or no
+                room in the store.
             SandboxDiedError: the sandbox has ended.
         """
         new = await anyio.to_thread.run_sync(self._store.create, limiter=self._limiter)
@@ -147,19 +147,20 @@ class Workspace:
         hidden: frozenset[bytes] = frozenset()
         num_entries = len(delta.nodes)
         if self.base is not None and not self.copied:
-            bases = self.base.chain
-            if len(bases) >= MAX_DEPTH:
-                raise LayerError(f"{MAX_DEPTH} layers lie over each other already; start from a sandbox with fewer")
             view = self._store.view(self.base)
             hidden = reachable(view, (*delta.deleted, *delta.special))
             num_entries = len(overlay(view, delta))
+            bases = self.base.chain
+        made = Delta(delta.nodes, hidden)
+        if self.base is not None and len(bases) >= MAX_DEPTH:
+            made, bases = merge(self._store, self.base, delta, new.writer), ()
         layer = Layer(
             ident=new.ident,
             bases=bases,
             mode=delta.nodes[b""].mode,
             num_entries=num_entries - 1,
-            num_bytes=sum(node.size for node in delta.nodes.values()),
+            num_bytes=sum(node.size for node in made.nodes.values()),
             skipped=tuple(Skipped(path=os.fsdecode(path), kind=kind) for path, kind in delta.special.items()),
         )
-        self._store.commit(new, layer, Delta(delta.nodes, hidden))
+        self._store.commit(new, layer, made)
         return layer

@@ -69,6 +69,11 @@ class TreeWriter:
         os.symlink(target, name, dir_fd=parent)
         os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=parent, follow_symlinks=False)
 
+    def same_file(self, path: bytes, tree: int) -> None:
+        """Makes a further name of a file that lies at that path in another tree of the store, which is open."""
+        name, parent = self._place(path)
+        os.link(path, name, src_dir_fd=tree, dst_dir_fd=parent, follow_symlinks=False)
+
     def whiteout(self, path: bytes) -> None:
         """Marks a name as deleted from what lies below this layer (no privilege is needed for this device)."""
         name, parent = self._place(path)

@@ -73,18 +73,26 @@ async def test_layers_lie_over_layers(layer_host: SandboxHost, jail: JailName) -
         assert set(expected) == {".", "all", "only4", "only5"}
 
 
-async def test_too_many_layers_over_each_other_are_refused_by_name(
-    under_host: SandboxHost, monkeypatch: pytest.MonkeyPatch
+async def test_many_layers_over_each_other_become_one_that_shows_the_same(
+    under_host: SandboxHost, jail: JailName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sandbox.layers.workspace.MAX_DEPTH", 2)
-    base = None
-    for _ in range(2):
-        async with under_host.acquire(SandboxSpec(), base=base) as box:
-            await shell(box, "date +%N >f")
+    spec, base, depths = SandboxSpec(jail=jail), None, []
+    store = under_host.layers.store
+    act = "mkdir -p d/e; echo {0} >d/e/{0}; echo {0} >all; rm -f d/e/{1}; rm -rf o; mkdir o; echo >o/{0}; ln -sf {0} l"
+    for number in range(6):
+        async with under_host.acquire(spec, base=base) as box:
+            await shell(box, act.format(number, number - 2) + "; chmod 600 all d/e/*")
+            expected, older = await walk(box), base
             base = await box.seal()
-    async with under_host.acquire(SandboxSpec(), base=base) as box:
-        with pytest.raises(LayerError, match="lie over each other"):
-            await box.seal()
+            depths.append(len(base.bases))
+        async with under_host.acquire(spec, base=base) as box:
+            assert await walk(box) == expected
+            assert await box.diff() == ()
+        if older is not None:
+            await under_host.layers.release(older)
+    assert depths == [0, 1, 0, 1, 0, 1]
+    assert idents_in(store.root) == sorted(base.chain if base else ()), "what was merged is not needed any more"
 
 
 async def test_a_frozen_sandbox_can_be_sealed_and_stays_frozen(under_host: SandboxHost, jail: JailName) -> None:
