@@ -21,6 +21,12 @@ from sandbox.types import SandboxSpec
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture(autouse=True)
+def _one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at the memory of five sandboxes."""
+    monkeypatch.setattr(room, "_READINGS", 1)
+
+
 def _plan(state_dir: Path, tmp_path: Path) -> benchmark.Plan:
     return benchmark.Plan(sandboxes=5, leased=2, report=str(tmp_path / "report"), state_dir=str(state_dir))
 
