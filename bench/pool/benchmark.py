@@ -13,9 +13,9 @@ import msgspec
 from bench.peers.ours import cold
 from bench.peers.packages import PACKAGES
 from bench.peers.programs import PROGRAM
-from bench.pool.based import ATTACHED, NEW, open_based
+from bench.pool.bases import seal_base
 from bench.pool.outside import BWRAP, BWRAP_LOOP, open_outside
-from bench.pool.recycled import ACQUIRE, RECYCLED, WarmAcquire, open_recycled
+from bench.pool.recycled import ACQUIRE, RECYCLED, SPARE, WarmAcquire, open_recycled
 from bench.records import Claim, Skipped, claim
 from bench.rounds import Async, Peer, Series, interleave, rate_ratio
 from bench.runner import Findings
@@ -24,6 +24,8 @@ from sandbox.pool.statistics import PoolStatistics
 
 COLD = "ours, cold: create, command, close"
 WARM = "ours: warm acquire"
+ATTACHED = "ours: warm acquire, base attached"
+NEW = "ours: warm acquire, new base"
 _TIMES_BWRAP = 5.0
 
 
@@ -64,13 +66,12 @@ async def measure(plan: Plan) -> Findings:
         async with outside_peers as outside:
             for concurrency in plan.concurrencies:
                 others = outside.at(concurrency, skipped)
-                async with open_recycled(host, concurrency) as recycled:
+                async with AsyncExitStack() as stack:
+                    recycled = await stack.enter_async_context(open_recycled(host, concurrency + SPARE))
                     ours: list[Peer] = [Async(COLD, cold(host)), recycled]
-                    async with AsyncExitStack() as stack:
-                        if concurrency == 1:
-                            ours.append(WarmAcquire(WARM, recycled))
-                            ours += await stack.enter_async_context(open_based(host, plan.num_files))
-                        series = await _condition(plan, concurrency, ours, others, skipped)
+                    if concurrency == 1:
+                        ours += await _warm_peers(stack, host, plan.num_files)
+                    series = await _condition(plan, concurrency, ours, others, skipped)
                     findings.notes.append(_account(concurrency, recycled.account()))
                 findings.measures += [
                     one.measure(rate=one.name not in (ACQUIRE, WARM, ATTACHED, NEW)) for one in series.values()
@@ -92,6 +93,15 @@ async def measure(plan: Plan) -> Findings:
         f"PyPI: {', '.join(sorted({package.requirement for package in PACKAGES}))}",
     ]
     return findings
+
+
+async def _warm_peers(stack: AsyncExitStack, host: SandboxHost, num_files: int) -> list[Peer]:
+    """Acquires alone; each from a pool of one jail, so that it is known what the jail had before."""
+    bases = [await seal_base(host, num_files) for _ in range(2)]
+    peers: list[Peer] = []
+    for name, turns in ((WARM, [None]), (ATTACHED, bases[:1]), (NEW, bases)):
+        peers.append(WarmAcquire(name, await stack.enter_async_context(open_recycled(host, 1)), turns))
+    return peers
 
 
 async def _condition(

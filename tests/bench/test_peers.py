@@ -18,7 +18,6 @@ from bench.peers import cache, containers, debian, docker, runc
 from bench.peers.helper import HelperPeer, open_helper
 from bench.peers.packages import PACKAGES, environment_of, find_python
 from bench.pool import benchmark, outside
-from bench.pool.based import ATTACHED, NEW
 from bench.pool.recycled import ACQUIRE, RECYCLED
 from bench.records import CannotMeasure
 from bench.rounds import Async, Batch, interleave
@@ -284,7 +283,7 @@ async def test_the_pool_benchmark_has_a_row_or_a_reason_for_every_peer(
     assert all("not installed yet" in reason for reason in reasons.values())
     assert len(findings.claims) == 5
     assert all(claim.value is not None for claim in findings.claims)
-    assert {(name, "concurrency 1") for name in (benchmark.WARM, ATTACHED, NEW)} <= rows
+    assert {(name, "concurrency 1") for name in (benchmark.WARM, benchmark.ATTACHED, benchmark.NEW)} <= rows
     assert sum(" 0 were not and destroyed" in note for note in findings.notes) == 2
 
 
