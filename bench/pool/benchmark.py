@@ -38,6 +38,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Of one peer in one round."""
     budget_s: float = 75.0
     """Of one concurrency, after which no new round begins."""
+    patience_s: float = 6.0
+    """For one operation of each worker; above one worker, slower peers do not take part."""
     num_files: int = 1000
     """In each base."""
     may_obtain: bool = True
@@ -45,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: str | None = None
 
 
-QUICK = Plan(concurrencies=(1, 64), rounds=3, slice_s=0.25, budget_s=10.0, may_obtain=False)
+QUICK = Plan(concurrencies=(1, 64), rounds=3, slice_s=0.25, budget_s=8.0, patience_s=2.0, may_obtain=False)
 
 
 async def run(quick: bool) -> Findings:
@@ -65,7 +67,7 @@ async def measure(plan: Plan) -> Findings:
         outside_peers = open_outside(host.state_dir, largest, may_obtain=plan.may_obtain, skipped=skipped)
         async with outside_peers as outside:
             for concurrency in plan.concurrencies:
-                others = outside.at(concurrency, skipped)
+                others = outside.at(concurrency, plan.patience_s, skipped)
                 async with AsyncExitStack() as stack:
                     recycled = await stack.enter_async_context(open_recycled(host, concurrency + SPARE))
                     ours: list[Peer] = [Async(COLD, cold(host)), recycled]

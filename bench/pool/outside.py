@@ -28,9 +28,6 @@ from sandbox.estate.stage import stage_tool
 BARE = "bare process (no isolation)"
 BWRAP = "one-shot bwrap --unshare-all"
 BWRAP_LOOP = "one-shot bwrap, from the engine's event loop"
-_PATIENCE_S = 4.0
-"""A peer whose workers would take longer than this for one operation each does not take part."""
-
 Opening = Callable[[], AbstractAsyncContextManager[Sequence[Peer]]]
 
 
@@ -52,12 +49,12 @@ class Outside:
         await peer.batch(1, 0.0)
         self._peers.append((peer, time.monotonic() - began))
 
-    def at(self, concurrency: int, skipped: list[Skipped]) -> list[Peer]:
-        """Those that are quick enough for that many workers; names the others in `skipped`."""
+    def at(self, concurrency: int, patience_s: float, skipped: list[Skipped]) -> list[Peer]:
+        """Those whose workers would take at most that long for one operation each; names the others in `skipped`."""
         taken = []
         for peer, operation_s in self._peers:
             expected_s = operation_s * concurrency / min(concurrency, self._num_cores)
-            if concurrency > 1 and expected_s > _PATIENCE_S:
+            if concurrency > 1 and expected_s > patience_s:
                 reason = f"one operation of each worker would take about {expected_s:.0f} s"
                 skipped.append(Skipped(name=f"{peer.name} at concurrency {concurrency}", reason=reason))
             else:

@@ -258,7 +258,7 @@ async def test_a_package_that_is_installed_works(state_dir: Path, package: outsi
         patch.setattr(outside, "PACKAGES", (package,))
         patch.setattr(debian, "tools", _no_tools)
         async with outside.open_outside(state_dir, 1, may_obtain=False, skipped=skipped) as opened:
-            names = [peer.name for peer in opened.at(1, skipped)]
+            names = [peer.name for peer in opened.at(1, 0.0, skipped)]
     assert package.name in names, skipped
 
 
@@ -287,13 +287,12 @@ async def test_the_pool_benchmark_has_a_row_or_a_reason_for_every_peer(
     assert sum(" 0 were not and destroyed" in note for note in findings.notes) == 2
 
 
-async def test_a_peer_that_would_take_all_day_does_not_take_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outside, "_PATIENCE_S", 0.0)
+async def test_a_peer_that_would_take_all_day_does_not_take_part() -> None:
     skipped: list[outside.Skipped] = []
     opened = outside.Outside()
     async with open_helper("slow", "commands", "true") as peer:
         await opened.add(peer)
-        assert opened.at(1, skipped) == [peer]
+        assert opened.at(1, 0.0, skipped) == [peer]
         assert isinstance(peer, HelperPeer)
-        assert opened.at(8, skipped) == []
+        assert opened.at(8, 0.0, skipped) == []
     assert [one.name for one in skipped] == ["slow at concurrency 8"]
