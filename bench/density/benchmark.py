@@ -50,8 +50,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 async def run(
     quick: bool, sandboxes: int | None = None, leased: int | None = None, report: str | None = None
 ) -> Findings:
-    """Measures that many; with `quick` 200 where no number is given."""
-    count = sandboxes or (200 if quick else Plan().sandboxes)
+    """Measures that many; with `quick` 200 where no number is given.
+
+    Raises:
+        CannotMeasure: see `measure`; and there is nothing to measure.
+    """
+    count = (200 if quick else Plan().sandboxes) if sandboxes is None else sandboxes
+    if count < 1:
+        raise CannotMeasure("--sandboxes must be at least 1")
     return await measure(Plan(sandboxes=count, leased=leased, report=report))
 
 

@@ -135,6 +135,14 @@ def test_an_option_of_another_benchmark_is_refused(capsys: pytest.CaptureFixture
     assert "--sandboxes is not an option of bench lane" in capsys.readouterr().err
 
 
+def test_no_sandboxes_are_refused_and_so_is_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["density", "--sandboxes", "0"]) == 2
+    assert "--sandboxes must be at least 1" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["density", "--leased", "-1"])
+    assert "must be a whole number" in capsys.readouterr().err
+
+
 def test_a_report_folder_that_cannot_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert main(["density", "--sandboxes", "1", "--report", str(tmp_path / "file")]) == 2
