@@ -306,9 +306,9 @@ class SandboxHost:
         """Hands a jail out that is `ready`: its agent answers, its mounts have the spec's size, its control groups the
         spec's limits, and `spec.workspace` is copied in.
 
-        A spec with the disk size and inodes of the lease before, and its base, costs one question to the agent, another
-        one new mounts. After an exception, or cancelled, the jail serves on where it is `ready` still; else `destroy`
-        it.
+        A spec with the disk size and inodes of the lease before, and its base, costs one question to the agent (none,
+        where it answered within 0.2 s), another one new mounts. After an exception, or cancelled, the jail serves on
+        where it is `ready` still; else `destroy` it.
 
         Args:
             base: what lies under the workspace, until `reset` or `destroy`.
@@ -346,7 +346,7 @@ class SandboxHost:
 
         Returns:
             True: nothing of the lease is left, as far as the kernel tells, and the jail is `ready`. False: that could
-            not be proven within 15 s (`Jail.why_unclean`), and `destroy` must follow. Cancelled, it must too.
+            not be proven (`Jail.why_unclean`), and `destroy` must follow. Cancelled, it must too.
         """
         clean = await self._leasing.reset(sandbox)
         if clean:

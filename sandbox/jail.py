@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from sandbox.sandbox import Sandbox
 
 _PING_TIMEOUT_S = 2.0
+_FRESH_S = 0.2
 _CLEAN_TIMEOUT_S = 10.0
 """More than the agent itself waits for what does not die."""
 
@@ -107,6 +109,7 @@ class Jail:
         """Told, on the loop, when it dies unasked; must not block."""
         self._why_died: str | None = None
         self._closed = False
+        self._answered_s = 0.0
         self._next_ident = 0
         self._answers: dict[int, asyncio.Future[Frame]] = {}
         self._line: Line | None = None
@@ -196,8 +199,16 @@ class Jail:
     def _end_waiters(self, why: str) -> None:
         self._link.close()
         for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(SandboxDiedError(why))
+            _fail(answer, why)
+
+    async def check(self) -> None:
+        """Returns when the agent has answered, or had in the last 0.2 s.
+
+        Raises:
+            SandboxDiedError: it is dead, or silent for 2 s.
+        """
+        if not self.alive or time.monotonic() - self._answered_s > _FRESH_S:
+            await self.ping()
 
     async def ping(self) -> None:
         """Returns when the agent answers.
@@ -218,26 +229,35 @@ class Jail:
 
     async def _ask(self, kind: Kind, wanted: Kind, timeout_s: float) -> Frame:
         ident = self.take_ident()
-        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Frame] = loop.create_future()
         self._answers[ident] = answer
+        why = f"the sandbox's agent did not answer within {timeout_s} s"
+        timer = loop.call_later(timeout_s, _fail, answer, why)
         try:
-            with anyio.fail_after(timeout_s):
-                await self._link.send(encode(kind, ident))
-                frame = await answer
-        except TimeoutError:
-            raise SandboxDiedError(f"the sandbox's agent did not answer within {timeout_s} s") from None
+            if not self._link.send_nowait(encode(kind, ident)):
+                with anyio.move_on_after(timeout_s):
+                    await self._link.send(encode(kind, ident))
+            frame = await answer
         finally:
+            timer.cancel()
             del self._answers[ident]
             if answer.done() and not answer.cancelled():
                 answer.exception()  # seen, also where the waiter was cancelled meanwhile
         if frame.kind != wanted:
             raise ProtocolError(f"the agent answered {kind.name} with kind {frame.kind}")
+        self._answered_s = time.monotonic()
         return frame
 
     def disown(self) -> list[int]:
         """See `sandbox.protocol.forks`."""
         self._closed = True
         return self._link.disown() + ([] if self.sandbox is None else self.sandbox.disown())
+
+
+def _fail(answer: asyncio.Future[Frame], why: str) -> None:
+    if not answer.done():
+        answer.set_exception(SandboxDiedError(why))
 
 
 def explain(residue: Residue) -> str:
