@@ -77,7 +77,7 @@ class SandboxHost:
         self.layers = Bases(state_dir, self._warden)
         self._places = anyio.Semaphore(config.max_sandboxes)
         self._live: dict[int, Jail] = {}
-        self._audits: dict[int, Audit] = {}  # of the leases, by the jail's number
+        self._audits: dict[Sandbox, Audit] = {}
         self._numbers = Numbers()
         self._chores = anyio.CapacityLimiter(_CHORES)  # threads that no caller's source can use up
         self._warden_gone = False
@@ -336,7 +336,7 @@ class SandboxHost:
         self.image_shared = jail.why_shared or self.image_shared
         unenforced = unenforced_in(jail, spec, self.backend)
         box = await self._leasing.lease(jail, spec, unenforced, found, base)
-        self._audits[jail.number] = Audit(jail.number, jail.host_uid, spec, time.monotonic() - asked_s)
+        self._audits[box] = Audit(jail.number, jail.host_uid, spec, time.monotonic() - asked_s)
         return box
 
     async def reset(self, sandbox: Sandbox) -> bool:
@@ -392,7 +392,7 @@ class SandboxHost:
             self._places.release()
 
     def _end_audit(self, box: Sandbox) -> None:
-        audit = self._audits.pop(box.jail.number, None)
+        audit = self._audits.pop(box, None)
         if audit is not None and not self._disowned:
             audit.end(box.unenforced, box.num_commands, box.why_died)
 

@@ -183,9 +183,9 @@ class Leasing:
             return why
         if not await self._give_back(box):
             return "somebody is still in its control groups"
-        jail.sandbox = None
         base = jail.base if jail.base is not None and self._bases.wanted(jail.base) else None
         await self.renew(jail, jail.size, base)
+        jail.sandbox = None
         return ""
 
     async def _give_back(self, box: Sandbox) -> bool:
@@ -196,17 +196,17 @@ class Leasing:
         place = self._sets.promise(limits)
         if place is None:
             await self._remove(cgroups.remove_paths())
+            box.holds_cgroups = False
             return True
-        usable = False
         try:
             await self._remove(place)
             await self._clean(cgroups, box)
-            usable = True
+            box.holds_cgroups = False
         finally:
-            if usable:
-                self._sets.put(limits, cgroups)
-            else:
+            if box.holds_cgroups:
                 self._sets.forgo()
+            else:
+                self._sets.put(limits, cgroups)
         return True
 
     async def _clean(self, cgroups: CgroupSet, box: Sandbox) -> None:
@@ -232,7 +232,7 @@ class Leasing:
     async def _end(self, jail: Jail, keep: bool) -> bool:
         box = jail.sandbox
         jail.close()
-        if box is None:
+        if box is None or not box.holds_cgroups:
             return await self.end_number(jail.number)
         box.end_lease()
         cgroups, limits = box.cgroups, box.spec.limits

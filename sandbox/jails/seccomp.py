@@ -33,6 +33,8 @@ _DENIED: dict[str, tuple[int | None, int | None, int]] = {
     "add_key": (248, 217, errno.EPERM),
     "request_key": (249, 218, errno.EPERM),
     "keyctl": (250, 219, errno.EPERM),
+    "mq_open": (240, 180, errno.ENOSYS),  # a queue outlives its processes, and nobody inside or outside can list it
+    "mq_unlink": (241, 181, errno.ENOSYS),
     "bpf": (321, 280, errno.EPERM),
     "userfaultfd": (323, 282, errno.EPERM),
     "perf_event_open": (298, 241, errno.EPERM),

@@ -184,7 +184,8 @@ static int show(const struct wire_entry *entry)
     return mount(path, target, NULL, *part ? MS_BIND : MS_MOVE, NULL);
 }
 
-/* Puts the sandbox's own node in the place of the host's. */
+/* Puts the sandbox's own node in the place of the host's. Written to it may be, but not its times: who has
+ * no node of its own (or is the next tenant) would see them. Kernels before 5.12 cannot forbid that. */
 static int show_node(const struct wire_entry *entry)
 {
     const char *name, *target = nodes_target(entry, &name);
@@ -194,11 +195,15 @@ static int show_node(const struct wire_entry *entry)
         return -1;
     if (nodes >= 0) {
         has_nodes = in_base(path, NODES, "") == 0 && nodes_place(nodes, path) == 0;
+        if (has_nodes)
+            set_attributes(path, 0, ATTR_READ_ONLY, 0);
         close(nodes);
         nodes = -1;
     }
-    if (!has_nodes)
+    if (!has_nodes) {
+        set_attributes(target, 0, ATTR_READ_ONLY, 0);
         return 0;
+    }
     if (in_base(path, NODES, name) < 0 || drop(target) < 0)
         return -1;
     return mount(path, target, NULL, MS_BIND, NULL);
