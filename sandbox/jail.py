@@ -270,7 +270,7 @@ def explain(residue: Residue) -> str:
     if residue.num_sockets:
         parts.append(f"{residue.num_sockets} sockets")
     if residue.network:
-        parts.append("traffic on the loopback")
+        parts.append("traffic that its network has counted")
     return ", ".join(parts)
 
 

@@ -132,8 +132,9 @@ class Sandbox:
         Args:
             why: told to who still waits, or uses it later.
         """
-        self.end_lease(why)
-        self.jail.close()
+        if self._closed is None:  # else the jail may be another tenant's
+            self.end_lease(why)
+            self.jail.close()
 
     def end_lease(self, why: str = "its lease is over") -> None:
         """The same, but for the jail and what runs in it: those are the host's to clean. Idempotent."""

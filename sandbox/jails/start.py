@@ -33,7 +33,7 @@ def start_items(
     """
     items = [text(Tag.ARGV, word) for word in jail.argv(plan, image)]
     items += [number(Tag.AT, AGENT_FD), numbered(Tag.OPEN, FILTER_FD, str(filter_path)), *jail.start_items]
-    items += [_tmpfs(disk_bytes, inodes), number(Tag.PLACES, 1), *view_items(image), text(Tag.DROP, AGENT_PATH)]
+    items += [_tmpfs(disk_bytes, inodes), number(Tag.EMPTY, 1), *view_items(image), text(Tag.DROP, AGENT_PATH)]
     items += [text(Tag.MASK, f"/proc/{name}") for name in plan.masked]
     items += [numbered(Tag.NODE, minor, path) for path, minor in DEVICE_MINORS.items()]
     items += _writable()

@@ -80,8 +80,10 @@ static int make_read_only(const char *path)
                : mount(NULL, path, NULL, MS_REMOUNT | MS_BIND | flags, NULL);
 }
 
+/* A renewed one has as many inodes in use as the first: nothing tells how often it was done. */
 static int make_tmpfs(const struct wire_entry *entry)
 {
+    static const char *const places[] = {EMPTY, VIEW, OLD, NODES, EMPTY_FILE, OLD_FILE};
     const char *options;
     char path[PATH_BYTES];
 
@@ -89,19 +91,18 @@ static int make_tmpfs(const struct wire_entry *entry)
         return -1;
     if (mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0)
         return -1;
-    return in_base(path, OLD, "") < 0 ? -1 : mkdir(path, 0555);
+    for (int i = 0; i < 6; i++)
+        if (in_base(path, places[i], "") < 0 ||
+            (i < 4 ? mkdir(path, 0555) : mknod(path, S_IFREG | 0444, 0)) < 0)
+            return -1;
+    return 0;
 }
 
-/* What a first start needs in there besides; a renewal has done with it. */
-static int make_places(void)
+/* What overlays and masks need in there; a renewal has done with it. */
+static int close_empty(void)
 {
-    static const char *const places[] = {EMPTY, VIEW, NODES, EMPTY_FILE, OLD_FILE};
     char path[PATH_BYTES];
 
-    for (int i = 0; i < 5; i++)
-        if (in_base(path, places[i], "") < 0 ||
-            (i < 3 ? mkdir(path, 0555) : mknod(path, S_IFREG | 0444, 0)) < 0)
-            return -1;
     if (in_base(path, EMPTY, "") < 0 || make_read_only(path) < 0)
         return -1;
     return in_base(path, EMPTY_FILE, "") < 0 ? -1 : make_read_only(path);
@@ -223,8 +224,8 @@ static int apply(const struct wire_entry *entry)
                                                           MS_NODEV | MS_NOEXEC, NULL);
     case TAG_TMPFS:
         return make_tmpfs(entry);
-    case TAG_PLACES:
-        return make_places();
+    case TAG_EMPTY:
+        return close_empty();
     case TAG_OVERLAY:
         return enter_overlay(entry);
     case TAG_SHOW:

@@ -100,7 +100,7 @@ class Tag(IntEnum):
     SPACE = 40
     CAPS = 41
     RESIDUE = 60
-    PLACES = 61
+    EMPTY = 61
     LAYER = 65
     LAYERED = 66
 

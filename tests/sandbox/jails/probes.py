@@ -8,7 +8,7 @@ from typing import Any
 from sandbox.sandbox import Sandbox
 from sandbox.types import Command
 
-_PRELUDE = """
+PRELUDE = """
 import ctypes, errno, fcntl, json, os, socket, sys
 libc = ctypes.CDLL(None, use_errno=True)
 def call(number, *words):
@@ -33,6 +33,6 @@ async def ask(box: Sandbox, code: str, *arguments: str) -> Any:
     It has `call(number, …)`, a raw system call giving its result or the error's name, and `attempt(function, …)`,
     giving "ok" or the error's name.
     """
-    outcome = await box.run(Command(argv=("python3", "-c", _PRELUDE + code, *arguments), timeout_s=30))
+    outcome = await box.run(Command(argv=("python3", "-c", PRELUDE + code, *arguments), timeout_s=30))
     assert outcome.ok, outcome.stderr.decode()
     return json.loads(outcome.stdout)
