@@ -122,9 +122,8 @@ class SandboxHost:
                 if host._uids is not None and host._claim is not None:
                     host._builder.foreign = True
                     host._numbers.map(host._uids, host._claim.uids)
-                host._leasing = Leasing(
-                    host._warden, host.backend, host._chores, host.config.start_timeout_s, host.layers
-                )
+                limit_s = config.start_timeout_s
+                host._leasing = Leasing(host._warden, host.backend, host._chores, limit_s, host.layers)
                 yield host
             finally:
                 with anyio.CancelScope(shield=True):
@@ -289,10 +288,8 @@ class SandboxHost:
         await self._places.acquire()
         ident = self._numbers.take()
         try:
-            inner_uid, host_uid = self._numbers.uids(ident)
-            who = Identity(ident, inner_uid, host_uid)
-            joins = (*self._cores.join, *self.backend.agents)
-            built = await self._builder.build(key, size, who, joins)
+            who = Identity(ident, *self._numbers.uids(ident))
+            built = await self._builder.build(key, size, who, (*self._cores.join, *self.backend.agents))
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self._end_number(ident, None)

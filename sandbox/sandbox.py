@@ -66,8 +66,7 @@ class Sandbox:
         self._kept = kept
         self.num_commands = 0
         """Started so far."""
-        self.holds_cgroups = True
-        """Until the host has given them back."""
+        self.holds_cgroups = True  # until the host has given them back
         self.workspace_skipped: tuple[Skipped, ...] = ()
         """What of `spec.workspace` was left out: links that lead out of it, FIFOs, sockets and devices."""
         self._died: str | None = None
