@@ -7,7 +7,8 @@ else), and the parent of each of its paths is a directory of it. Paths are bytes
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -76,8 +77,42 @@ def overlay(base: View, delta: Delta) -> dict[bytes, Node]:
     return seen
 
 
-def differences(base: View, now: View, special: Mapping[bytes, SpecialKind]) -> tuple[Change, ...]:
-    """What is not as it was, by path."""
+def hidden(base: View, ordered: Sequence[bytes], delta: Delta) -> set[bytes]:
+    """Paths of the base that are not seen through the delta, and have nothing in their place but perhaps a FIFO.
+
+    Takes time for what the delta says and hides alone.
+
+    Args:
+        ordered: the base's paths, sorted.
+    """
+    gone: set[bytes] = set()
+    for path in (*delta.deleted, *delta.special):
+        if path in base:
+            gone.add(path)
+            gone.update(_below(ordered, path))
+    for path, node in delta.nodes.items():
+        if (node.opaque or node.kind != "directory") and path in base:
+            gone.update(_below(ordered, path))
+    return gone - delta.nodes.keys()
+
+
+def _below(ordered: Sequence[bytes], path: bytes) -> Iterator[bytes]:
+    start = path + b"/"
+    for at in range(bisect_left(ordered, start), len(ordered)):
+        if not ordered[at].startswith(start):
+            return
+        yield ordered[at]
+
+
+def differences(
+    base: View, now: View, gone: Iterable[bytes], special: Mapping[bytes, SpecialKind]
+) -> tuple[Change, ...]:
+    """What is not as it was, by path.
+
+    Args:
+        now: at least what may differ.
+        gone: paths of the base that are not there any more, or are special now.
+    """
     changes = [
         Change(path=_text(path), kind="changed" if path in base else "created", node=kind)
         for path, kind in special.items()
@@ -86,10 +121,9 @@ def differences(base: View, now: View, special: Mapping[bytes, SpecialKind]) -> 
         old = base.get(path)
         if old is None and path != b"":
             changes.append(_change(path, "created", node))
-        elif old is not None and old is not node and _content(old) != _content(node):
+        elif old is not None and _content(old) != _content(node):
             changes.append(_change(path, "changed", node))
-    gone = (path for path in base if path not in now and path not in special)
-    changes += [Change(path=_text(path), kind="deleted", node=base[path].kind) for path in gone]
+    changes += [Change(path=_text(path), kind="deleted", node=base[path].kind) for path in gone if path not in special]
     return tuple(sorted(changes, key=lambda change: change.path))
 
 

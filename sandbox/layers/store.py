@@ -41,6 +41,7 @@ class _Pin:
         self.count = 0
         self.manifest: Manifest | None = None
         self.view: dict[bytes, Node] | None = None
+        self.ordered: list[bytes] | None = None
 
 
 class NewLayer:
@@ -197,6 +198,13 @@ class LayerStore:
                 view = known if known is not None else overlay(view, self.manifest(ident).delta())
             pin.view = view
         return pin.view
+
+    def ordered(self, layer: Layer) -> list[bytes]:
+        """The paths of that view, sorted; remembered like it."""
+        pin = self._pins[layer.ident]
+        if pin.ordered is None:
+            pin.ordered = sorted(self.view(layer))
+        return pin.ordered
 
     def find(self, ident: str) -> Layer:
         """The layer of that name, pinned with its bases until `release`.

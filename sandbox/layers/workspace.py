@@ -18,7 +18,7 @@ from sandbox.errors import CapabilityError, LayerError, SandboxDiedError
 from sandbox.files.caps import FullCaps
 from sandbox.jail import Jail
 from sandbox.layers.merging import merge
-from sandbox.layers.nodes import Delta, differences, overlay, reachable
+from sandbox.layers.nodes import Delta, differences, hidden, reachable
 from sandbox.layers.reading import read_workspace
 from sandbox.layers.store import LayerStore, NewLayer
 from sandbox.layers.types import MAX_DEPTH, Change, Layer
@@ -111,8 +111,11 @@ class Workspace:
 
     def _compare(self, delta: Delta) -> tuple[Change, ...]:
         base = {} if self.base is None else self._store.view(self.base)
-        now = delta.nodes if self.base is None or self.copied else overlay(base, delta)
-        return differences(base, now, delta.special)
+        if self.base is None or self.copied:
+            gone = {path for path in base if path not in delta.nodes}
+        else:
+            gone = hidden(base, self._store.ordered(self.base), delta)
+        return differences(base, delta.nodes, gone, delta.special)
 
     async def seal(self, box: Inhabitant, caps: FullCaps, *, busy: bool) -> Layer:
         """A layer of what the workspace holds now, in use until `SandboxHost.layers.release` or the host's end.
@@ -144,14 +147,15 @@ class Workspace:
 
     def _commit(self, new: NewLayer, delta: Delta) -> Layer:
         bases: tuple[str, ...] = ()
-        hidden: frozenset[bytes] = frozenset()
+        deleted: frozenset[bytes] = frozenset()
         num_entries = len(delta.nodes)
         if self.base is not None and not self.copied:
             view = self._store.view(self.base)
-            hidden = reachable(view, (*delta.deleted, *delta.special))
-            num_entries = len(overlay(view, delta))
+            deleted = reachable(view, (*delta.deleted, *delta.special))
+            num_new = sum(path not in view for path in delta.nodes)
+            num_entries = len(view) + num_new - len(hidden(view, self._store.ordered(self.base), delta))
             bases = self.base.chain
-        made = Delta(delta.nodes, hidden)
+        made = Delta(delta.nodes, deleted)
         if self.base is not None and len(bases) >= MAX_DEPTH:
             made, bases = merge(self._store, self.base, delta, new.writer), ()
         layer = Layer(

@@ -305,3 +305,41 @@ async def test_a_jail_is_leased_over_one_base_after_another(layer_host: SandboxH
     assert await shell(box, "ls") == ""
     assert idents_in(layer_host.layers.store.root) == [], "the last use of the bases has ended"
     await layer_host.destroy(one)
+
+
+LOCK = """
+import fcntl, sys, time
+file = open("f", "r")
+fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+print("locked", flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+
+
+async def test_a_lock_on_a_file_of_the_base_is_not_felt_by_siblings(layer_host: SandboxHost, jail: JailName) -> None:
+    spec = SandboxSpec(jail=jail)
+    async with layer_host.acquire(spec) as box:
+        await shell(box, "echo 1 >f")
+        base = await box.seal()
+    async with layer_host.acquire(spec, base=base) as one, layer_host.acquire(spec, base=base) as two:
+        async with one.start(Command(argv=("python3", "-c", LOCK, "60")), output="stream") as process:
+            async for piece in process.output():
+                assert piece.data == b"locked\n"
+                break
+            assert await python(two, LOCK, "0") == "locked\n"
+
+
+async def test_nothing_of_the_host_or_of_what_lies_beneath_can_be_named(
+    under_host: SandboxHost, jail: JailName
+) -> None:
+    spec = SandboxSpec(jail=jail)
+    async with under_host.acquire(spec) as box:
+        await shell(box, "echo 1 >f")
+        base = await box.seal()
+    async with under_host.acquire(spec, base=base) as box:
+        mounts = await shell(box, "cat /proc/self/mountinfo")
+        line = next(line for line in mounts.splitlines() if " /workspace " in line)
+        assert "lowerdir=0,upperdir=up,workdir=work" in line or {"lowerdir=0", "upperdir=up"} <= set(line.split(","))
+        assert str(under_host.state_dir) not in mounts
+        assert base.ident not in mounts
+        assert await shell(box, "ls -A /.rollout /.rollout/* 2>&1 | grep -c -e up -e work -e tree || true") == "0\n"
