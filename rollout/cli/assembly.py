@@ -35,6 +35,7 @@ from rollout.tasks.types import Task
 from rollout.verify.config import VerifierConfig
 from rollout.verify.verifier import Verifier
 from sandbox.host import SandboxConfig, SandboxHost
+from sandbox.pool.pool import SandboxPool
 
 _RECORDED = "recorded:"
 _FLAGS = {
@@ -130,7 +131,8 @@ async def open_engine(setup: Setup, *, run_dir: Path | None, command: str) -> As
             journal = await stack.enter_async_context(Journal.open(run_dir, command=command, config_json=config_json))
         sampler = await _open_sampler(setup, stack)
         host = await stack.enter_async_context(SandboxHost.start(SandboxConfig()))
-        verifier = await stack.enter_async_context(Verifier(host, setup.verifier))
+        pool = await stack.enter_async_context(SandboxPool.start(host))
+        verifier = await stack.enter_async_context(Verifier(pool, setup.verifier))
         yield await stack.enter_async_context(
             RolloutEngine(
                 sampler=sampler,

@@ -178,6 +178,7 @@ async def _grade(submissions: list[Submission], config: VerifierConfig, state_di
 
     from rollout.verify.verifier import Verifier
     from sandbox.host import SandboxConfig, SandboxHost
+    from sandbox.pool.pool import SandboxPool
 
     verdicts: list[Verdict | None] = [None] * len(submissions)
     remaining = iter(range(len(submissions)))
@@ -195,7 +196,11 @@ async def _grade(submissions: list[Submission], config: VerifierConfig, state_di
                 progress.update(bar, advance=1, description=f"verifying ({passed} passed)")
 
         async with SandboxHost.start(SandboxConfig(state_dir=str(state_dir) if state_dir else None)) as host:
-            async with Verifier(host, config) as verifier, anyio.create_task_group() as group:
+            async with (
+                SandboxPool.start(host) as pool,
+                Verifier(pool, config) as verifier,
+                anyio.create_task_group() as group,
+            ):
                 for _ in range(config.concurrency):
                     group.start_soon(work)
     return [verdict for verdict in verdicts if verdict is not None]

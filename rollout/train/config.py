@@ -19,6 +19,7 @@ from rollout.errors import ConfigError
 from rollout.train.source import DEMO, NUM_DEMONSTRATIONS, TasksConfig
 from rollout.verify.config import VerifierConfig
 from sandbox.host import SandboxConfig
+from sandbox.pool.config import PoolConfig
 
 CONFIG_FILE = "config.json"
 MAX_BATCH = 65_536
@@ -64,6 +65,7 @@ class TrainConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     engine: EngineConfig = EngineConfig(max_context_tokens=ModelConfig().max_len)
     verify: VerifierConfig = VerifierConfig()
     sandbox: SandboxConfig = SandboxConfig()
+    pool: PoolConfig = PoolConfig()
     server: ServerConfig = ServerConfig()
     learner: LearnerConfig = LearnerConfig()
     stop: StopConfig = StopConfig()

@@ -30,6 +30,7 @@ from rollout.train.source import check_prompts, make_source
 from rollout.train.workers import Workers, root_cause, start_workers
 from rollout.verify.verifier import Verifier
 from sandbox.host import SandboxHost
+from sandbox.pool.pool import SandboxPool
 
 FINISH_TIMEOUT_S = 120.0
 
@@ -56,7 +57,8 @@ async def train(config: TrainConfig, run_dir: Path, *, resume: bool, progress: R
         async with (
             Journal.open(run_dir, command="train", config_json=msgspec.json.encode(config).decode()) as journal,
             SandboxHost.start(config.sandbox) as host,
-            Verifier(host, config.verify) as verifier,
+            SandboxPool.start(host, config.pool) as pool,
+            Verifier(pool, config.verify) as verifier,
             start_workers(run_dir, config.learner, config.server, resume=resume) as workers,
             VllmSampler(
                 SamplerConfig(server=workers.server_address, max_connections=config.server.max_batch),

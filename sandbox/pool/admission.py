@@ -23,6 +23,7 @@ FDS_PER_LEASE = 6
 """For one running command, or one transfer: pipes, and files of control groups that are read."""
 FDS_SPARE = 64
 """For the embedding program, beside what it has open when the pool starts."""
+_LEASES = 256
 _OVERCOMMIT = 8
 
 
@@ -58,31 +59,32 @@ class Budget(msgspec.Struct, frozen=True):
         Raises:
             ConfigError: the host, or the limit of open files, is too small for what was asked for.
         """
-        fds = config.max_leased * FDS_PER_LEASE + FDS_SPARE
-        leases_alone = fds + config.max_leased * FDS_PER_JAIL
-        if leases_alone > free_fds:
+        most = (free_fds - FDS_SPARE) // (FDS_PER_LEASE + FDS_PER_JAIL)
+        leases = config.max_leased or min(_LEASES, max(most, 1), config.max_jails or max_jails, max_jails)
+        if leases > most:
+            needed = leases * (FDS_PER_LEASE + FDS_PER_JAIL) + FDS_SPARE
             raise ConfigError(
                 "pool.max_leased",
                 config.max_leased,
-                f"needs {leases_alone} more open files and this process may have {free_fds} more: "
+                f"needs {needed} more open files and this process may have {free_fds} more: "
                 "raise its limit (`ulimit -n`) or lower max_leased",
             )
-        by_fds = (free_fds - fds) // FDS_PER_JAIL
-        wanted = config.max_jails or max(config.max_leased + config.max_leased // 4 + 1, config.num_warm)
+        by_fds = (free_fds - FDS_SPARE - leases * FDS_PER_LEASE) // FDS_PER_JAIL
+        wanted = config.max_jails or max(leases + leases // 4 + 1, config.num_warm)
         if config.max_jails is not None and config.max_jails > by_fds:
             raise ConfigError(
                 "pool.max_jails",
                 config.max_jails,
                 f"the open files of this process reach for {by_fds}: raise the limit (`ulimit -n`) or lower max_jails",
             )
-        if max(config.max_jails or 0, config.max_leased) > max_jails:
+        if max(config.max_jails or 0, leases) > max_jails:
             raise ConfigError(
                 "pool.max_jails" if config.max_jails else "pool.max_leased",
                 config.max_jails or config.max_leased,
                 f"the host keeps {max_jails} sandboxes at once: raise sandbox.max_sandboxes",
             )
         return cls(
-            leases=config.max_leased,
+            leases=leases,
             jails=min(wanted, by_fds, max_jails),
             memory_bytes=config.memory_bytes or _OVERCOMMIT * memory_bytes,
             pids=config.pids or _OVERCOMMIT * pids,

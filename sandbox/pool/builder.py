@@ -9,6 +9,7 @@ from typing import Protocol
 
 from sandbox.config import SandboxConfig
 from sandbox.jail import Jail
+from sandbox.layers.bases import Bases
 from sandbox.layers.types import Layer
 from sandbox.sandbox import Sandbox
 from sandbox.types import JailName, Limits, SandboxSpec
@@ -20,6 +21,11 @@ class Builder(Protocol):
     @property
     def config(self) -> SandboxConfig:
         """Its own bounds, within which the pool keeps."""
+        ...
+
+    @property
+    def layers(self) -> Bases:
+        """Layers that leases may lie over."""
         ...
 
     async def wait_lost(self) -> None:

@@ -36,8 +36,9 @@ class Warm(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a pool behaves; checked when it is made."""
 
-    max_leased: int = 256
-    """Sandboxes given out at once; a lease counts until its jail is clean again, or gone."""
+    max_leased: int | None = None
+    """Sandboxes given out at once; a lease counts until its jail is clean again, or gone. None: 256, or as many as the
+    host and the descriptors of this process allow."""
     max_jails: int | None = None
     """Jails of every kind at once: leased, idle, being built, being ended, and those that cannot be killed. None: a
     quarter more than `max_leased`, and what `warm` names, as far as the descriptors of this process reach."""
@@ -96,7 +97,7 @@ class PoolConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             value = getattr(self, field)
             if value is not None and not (math.isfinite(value) and low <= value <= high):
                 raise ConfigError(f"pool.{field}", value, f"must lie between {low} and {high}")
-        if self.max_jails is not None and self.max_jails < self.max_leased:
+        if self.max_jails is not None and self.max_jails < (self.max_leased or 1):
             raise ConfigError("pool.max_jails", self.max_jails, f"must be at least max_leased ({self.max_leased})")
         kinds = [(warm.image, warm.jail, warm.user) for warm in self.warm]
         if len(set(kinds)) < len(kinds):

@@ -18,7 +18,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self
 
 import anyio
@@ -35,6 +35,8 @@ from sandbox.errors import (
     SandboxError,
     TransferError,
 )
+from sandbox.layers.bases import Bases
+from sandbox.layers.forking import fork
 from sandbox.layers.types import Layer
 from sandbox.pool.admission import Admission, Budget, free_descriptors
 from sandbox.pool.builder import Builder
@@ -307,6 +309,18 @@ class SandboxPool:
         self._advance()
 
     # ------------------------------------------------------------------ leases
+
+    @property
+    def layers(self) -> Bases:
+        """The host's layers, to seal, find, keep and release."""
+        return self._builder.layers
+
+    def fork(self, parent: Sandbox) -> AbstractAsyncContextManager[Sandbox]:
+        """Another sandbox of the pool, from the files of a live one as they are now.
+
+        See `sandbox.layers.forking.fork`, and `acquire` for what it raises and how it ends.
+        """
+        return fork(self, parent)
 
     def share(self, sandbox: Sandbox, for_s: float) -> Share:
         """Keeps a leased sandbox for somebody else, who may go on after its acquirer has left.

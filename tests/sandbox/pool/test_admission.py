@@ -96,6 +96,15 @@ def test_descriptors_are_reserved_for_every_lease_and_jail() -> None:
         budget(msgspec.structs.replace(config, max_jails=120), fewest)
 
 
+def test_without_a_setting_there_are_as_many_leases_as_the_descriptors_reach_for() -> None:
+    assert budget(PoolConfig()).leases == 256
+    assert budget(PoolConfig(), 1000).leases == (1000 - FDS_SPARE) // (FDS_PER_LEASE + FDS_PER_JAIL)
+    assert budget(PoolConfig(max_jails=9)).leases == 9
+    assert budget(PoolConfig(), max_jails=12).leases == 12
+    with pytest.raises(ConfigError, match=r"pool\.max_leased = None: .*ulimit -n"):
+        budget(PoolConfig(), FDS_SPARE)
+
+
 def test_more_than_the_host_keeps_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"pool\.max_leased = 100: .*sandbox\.max_sandboxes"):
         budget(PoolConfig(max_leased=100), max_jails=99)
