@@ -45,7 +45,7 @@ def writing_below(state_dir: Path) -> Iterator[None]:
         yield
     except OSError as error:
         where = "" if error.filename is None else f" at {error.filename}"
-        if (full := exhausted_writing(error.filename or str(state_dir), error)) is not None:
+        if (full := exhausted_writing(str(state_dir), error)) is not None:
             raise full from error
         raise ConfigError("state_dir", str(state_dir), f"cannot be used ({error.strerror}{where})") from error
 
