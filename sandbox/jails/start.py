@@ -15,7 +15,7 @@ from sandbox.jails.views import view_items
 from sandbox.layers.types import Attachment
 from sandbox.protocol.wire import Item, Tag, number, numbered, text
 
-_OWN_INODES = 10
+_OWN_INODES = 5
 """Of a sandbox's tmpfs: its root, the writable mounts, and what the warden needs to make them."""
 _BASE_INODES = 4
 """Where what is written over a base lies, where the overlay works, and what that makes for itself; and a directory for
@@ -33,11 +33,10 @@ def start_items(
     """
     items = [text(Tag.ARGV, word) for word in jail.argv(plan, image)]
     items += [number(Tag.AT, AGENT_FD), numbered(Tag.OPEN, FILTER_FD, str(filter_path)), *jail.start_items]
-    items += [_tmpfs(disk_bytes, inodes), number(Tag.EMPTY, 1), *view_items(image), text(Tag.DROP, AGENT_PATH)]
+    items += [text(Tag.PLACES, STAGING_PATH), *view_items(image), text(Tag.DROP, AGENT_PATH)]
     items += [text(Tag.MASK, f"/proc/{name}") for name in plan.masked]
     items += [numbered(Tag.NODE, minor, path) for path, minor in DEVICE_MINORS.items()]
-    items += _writable()
-    return items
+    return [*items, _tmpfs(disk_bytes, inodes), *_writable()]
 
 
 def renew_items(disk_bytes: int, inodes: int, base: Attachment | None = None) -> list[Item]:

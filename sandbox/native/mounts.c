@@ -1,8 +1,8 @@
 /* The child of the warden that makes the mounts which are one sandbox's own.
  *
  * It enters the jail's namespaces as the sandbox's uid, does what its frame's items say, in order,
- * and ends. Two kinds of mounts are made: the writable directories, all parts of one sized tmpfs;
- * and views of the image. A jail tool can only bind the image, and a bound file is one inode for
+ * and ends. Two kinds of mounts are made: the writable directories, all parts of one sized tmpfs
+ * (of which a renewal makes another, and so nothing else may hold the first); and views of the image. A jail tool can only bind the image, and a bound file is one inode for
  * all sandboxes: a lock on it is seen by each, and a watch tells what the siblings open. So the
  * image is covered by overlays over the same bytes, one for each directory that the frame names.
  *
@@ -27,18 +27,23 @@
 #define ATTR_NOSUID 2
 #define ATTR_NODEV 4
 #define PATH_BYTES 4096
-/* In the root of the tmpfs, which is reachable while the mounts are made and never again: */
-#define EMPTY ".empty"     /* read-only: the second lower directory of every overlay, and a mask */
+/* In the places, a small file system which is reachable while the mounts are made and never again;
+ * read-only, and so is what is bound from it: */
+#define EMPTY ".empty"     /* the second lower directory of every overlay, and a mask */
 #define EMPTY_FILE ".empty-file" /* likewise */
 #define VIEW ".view"       /* where overlays are mounted, one over the other */
-#define OLD ".old"         /* what is to go, one mount over the other */
+#define OLD ".old"         /* what is to go, one mount over the other; in the sized tmpfs, too */
 #define OLD_FILE ".old-file"
-#define NODES ".nodes"
+#define DATA ".data"       /* where the sized tmpfs is mounted meanwhile */
+static const char *const places[] = {EMPTY, VIEW, OLD, DATA, EMPTY_FILE, OLD_FILE};
+#define NUM_PLACES 6
+#define NUM_DIRECTORIES 4
 
-static const char *base;  /* where the tmpfs is mounted meanwhile */
+static const char *base;  /* where the places are, or (at a renewal, which needs none) the sized tmpfs */
+static char data[PATH_BYTES]; /* where the sized tmpfs is */
 static int is_overlay;    /* the last TAG_OVERLAY worked, and is the topmost at VIEW */
 static int overlay_errno; /* why one did not */
-static int nodes = -1;    /* a file system of own device nodes, until it is mounted at NODES */
+static int nodes = -1;    /* own device nodes, in a file system that serves for the places as well */
 static int has_nodes;
 
 static int in_base(char *path, const char *first, const char *second)
@@ -70,42 +75,58 @@ static int seal(const struct wire_entry *entry)
     return set_attributes(wire_string(entry), 0, 0, ATTR_NODEV);
 }
 
-/* What is bound from a read-only bind is read-only too. */
-static int make_read_only(const char *path)
+static int make_places(int directory)
 {
-    unsigned long flags = MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC;
-
-    return mount(path, path, NULL, MS_BIND, NULL) < 0
-               ? -1
-               : mount(NULL, path, NULL, MS_REMOUNT | MS_BIND | flags, NULL);
-}
-
-/* A renewed one has as many inodes in use as the first: nothing tells how often it was done. */
-static int make_tmpfs(const struct wire_entry *entry)
-{
-    static const char *const places[] = {EMPTY, VIEW, OLD, NODES, EMPTY_FILE, OLD_FILE};
-    const char *options;
-    char path[PATH_BYTES];
-
-    if (!wire_pair(entry, 0, &base, &options))
-        return -1;
-    if (mount("tmpfs", base, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0)
-        return -1;
-    for (int i = 0; i < 6; i++)
-        if (in_base(path, places[i], "") < 0 ||
-            (i < 4 ? mkdir(path, 0555) : mknod(path, S_IFREG | 0444, 0)) < 0)
+    for (int i = 0; i < NUM_PLACES; i++)
+        if ((i < NUM_DIRECTORIES ? mkdirat(directory, places[i], 0555)
+                                 : mknodat(directory, places[i], S_IFREG | 0444, 0)) < 0)
             return -1;
     return 0;
 }
 
-/* What overlays and masks need in there; a renewal has done with it. */
-static int close_empty(void)
+/* Mounts the places: beside own nodes, where there are any, else in a tmpfs of their own. */
+static int mount_places(const char *directory)
 {
+    unsigned long flags = MS_NOSUID | MS_NODEV | MS_NOEXEC;
+
+    if ((base = directory) == NULL)
+        return errno = EPROTO, -1;
+    if (nodes >= 0) {
+        has_nodes = nodes_place(nodes, base) == 0;
+        close(nodes);
+        nodes = -1;
+    }
+    if (has_nodes)
+        return set_attributes(base, 0, ATTR_READ_ONLY, 0);
+    if (mount("tmpfs", base, "tmpfs", flags, "size=64k,nr_inodes=32,mode=0755") < 0)
+        return -1;
+    int root = open(base, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (root < 0 || make_places(root) < 0)
+        return -1;
+    close(root);
+    return mount(NULL, base, NULL, MS_REMOUNT | MS_BIND | MS_RDONLY | flags, NULL);
+}
+
+/* The first has the same inodes in use as a renewed one: nothing tells how often it was done. */
+static int make_tmpfs(const struct wire_entry *entry)
+{
+    const char *where, *options;
     char path[PATH_BYTES];
 
-    if (in_base(path, EMPTY, "") < 0 || make_read_only(path) < 0)
+    if (!wire_pair(entry, 0, &where, &options))
         return -1;
-    return in_base(path, EMPTY_FILE, "") < 0 ? -1 : make_read_only(path);
+    if (base == NULL) {
+        base = where;
+        if ((size_t)snprintf(data, sizeof data, "%s", where) >= sizeof data)
+            return errno = ENAMETOOLONG, -1;
+    } else if (in_base(data, DATA, "") < 0) {
+        return -1;
+    }
+    if (mount("tmpfs", data, "tmpfs", MS_NOSUID | MS_NODEV, options) < 0)
+        return -1;
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", data, OLD) >= sizeof path)
+        return errno = ENAMETOOLONG, -1;
+    return mkdir(path, 0555);
 }
 
 /* Binds a new directory of the tmpfs over its target. */
@@ -117,9 +138,9 @@ static int bind_writable(const struct wire_entry *entry)
 
     if (!wire_u32(entry, &mode) || !wire_pair(entry, 4, &name, &target))
         return errno = EPROTO, -1;
-    if (in_base(path, name, "") < 0 || mkdir(path, mode) < 0)
-        return -1;
-    return mount(path, target, NULL, MS_BIND, NULL);
+    if ((size_t)snprintf(path, sizeof path, "%s/%s", data, name) >= sizeof path)
+        return errno = ENAMETOOLONG, -1;
+    return mkdir(path, mode) < 0 ? -1 : mount(path, target, NULL, MS_BIND, NULL);
 }
 
 /* Takes a mount from its place. Each unmounting waits for every processor (milliseconds on a busy
@@ -194,18 +215,11 @@ static int show_node(const struct wire_entry *entry)
 
     if (target == NULL)
         return -1;
-    if (nodes >= 0) {
-        has_nodes = in_base(path, NODES, "") == 0 && nodes_place(nodes, path) == 0;
-        if (has_nodes)
-            set_attributes(path, 0, ATTR_READ_ONLY, 0);
-        close(nodes);
-        nodes = -1;
-    }
     if (!has_nodes) {
         set_attributes(target, 0, ATTR_READ_ONLY, 0);
         return 0;
     }
-    if (in_base(path, NODES, name) < 0 || drop(target) < 0)
+    if (in_base(path, name, "") < 0 || drop(target) < 0)
         return -1;
     return mount(path, target, NULL, MS_BIND, NULL);
 }
@@ -224,8 +238,8 @@ static int apply(const struct wire_entry *entry)
                                                           MS_NODEV | MS_NOEXEC, NULL);
     case TAG_TMPFS:
         return make_tmpfs(entry);
-    case TAG_EMPTY:
-        return close_empty();
+    case TAG_PLACES:
+        return mount_places(path);
     case TAG_OVERLAY:
         return enter_overlay(entry);
     case TAG_SHOW:
@@ -239,7 +253,7 @@ static int apply(const struct wire_entry *entry)
     case TAG_BIND:
         return bind_writable(entry);
     case TAG_LAYERED:
-        return layers_bind(base, entry);
+        return layers_bind(data, entry);
     default:
         return 0;
     }
@@ -263,6 +277,8 @@ _Noreturn static void mounter(const struct wire_frame *frame, int pidfd, int lay
 
     umask(0);
     nodes = nodes_make(frame);
+    if (nodes >= 0 && make_places(nodes) < 0)
+        _exit(errno);
     if (layers_open(frame) < 0)
         _exit(errno);
     /* First the sandbox's uid, then its namespaces: it owns them, and root is not mapped there. */

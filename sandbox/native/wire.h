@@ -92,7 +92,7 @@ enum wire_tag {
     TAG_SPACE = 40,  /* struct wire_space */
     TAG_CAPS = 41,   /* struct wire_caps */
     TAG_RESIDUE = 60, /* struct wire_residue */
-    TAG_EMPTY = 61,  /* u32 1: OVERLAY and MASK follow, which need something empty that stays so */
+    TAG_PLACES = 61, /* string: where the mounter works; OVERLAY, MASK and NODE follow, and TMPFS after them */
     TAG_LAYER = 65,   /* string, repeated, newest first: a directory of the host, below the next LAYERED */
     TAG_LAYERED = 66, /* u32 mode, two strings: as BIND, over those layers */
 };

@@ -100,7 +100,7 @@ class Tag(IntEnum):
     SPACE = 40
     CAPS = 41
     RESIDUE = 60
-    EMPTY = 61
+    PLACES = 61
     LAYER = 65
     LAYERED = 66
 
