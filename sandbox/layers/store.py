@@ -22,6 +22,7 @@ from sandbox.layers.folder import (
     age_of,
     is_ident,
     is_kept,
+    read_facts,
     registry_lock,
     remove_layer,
     remove_tree,
@@ -260,10 +261,15 @@ class LayerStore:
             return ident in self._owned
 
     def retire(self, idents: tuple[str, ...]) -> None:
-        """Removes those of the layers that nobody uses or keeps; what lay over others comes first."""
+        """Removes those of the layers that nobody uses or keeps, and of their bases.
+
+        A base may have been let go by another thread while what lay over it was still there.
+        """
         for ident in idents:
-            if not is_kept(self.root / ident):
-                remove_layer(self.root, ident)
+            facts = read_facts(self.root / ident)
+            for candidate in (ident, *(facts.layer.bases if facts else ())):
+                if not is_kept(self.root / candidate):
+                    remove_layer(self.root, candidate)
 
     def aclose(self) -> None:
         """Lets go of everything, at the engine's end."""
