@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import statistics
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import anyio
 import pytest
 
 from sandbox.host import SandboxHost
-from sandbox.jail import Jail
+from sandbox.pool.config import PoolConfig, Warm
+from sandbox.pool.pool import SandboxPool
 from sandbox.sandbox import Sandbox
 from sandbox.types import MIB, JailName, Limits, SandboxSpec
 from tests.sandbox.layers.walks import python, shell
+from tests.sandbox.pool.fakes import until
 
 pytestmark = pytest.mark.anyio
 
@@ -49,15 +52,20 @@ async def test_siblings_over_twenty_thousand_files_are_ready_at_once(under_host:
         await python(parent, SET_UP)
         base = await parent.seal()
         assert base.num_entries == NUM_DIRECTORIES * (NUM_FILES + 1)
-        jails = [await under_host.build(jail=jail) for _ in range(NUM_SIBLINGS)]
-        try:
+        warm = PoolConfig(max_leased=NUM_SIBLINGS, warm=(Warm(count=NUM_SIBLINGS, jail=jail),))
+        async with SandboxPool.start(under_host, warm) as pool, AsyncExitStack() as leases:
+            await until(lambda: pool.statistics().warm == NUM_SIBLINGS)
             memory, disk = available_bytes(), free_bytes(under_host.state_dir)
-            boxes, times = await lease_all(under_host, jails, spec, base)
+            boxes, times = [], []
+            for _ in range(NUM_SIBLINGS):
+                begun_s = time.monotonic()
+                boxes.append(await leases.enter_async_context(pool.acquire(spec, base)))
+                times.append(time.monotonic() - begun_s)
             assert statistics.median(times) < READY_S, f"p50 {statistics.median(times) * 1e3:.1f} ms"
             assert await shell(boxes[-1], "ls | wc -l; cat d199/f99 | wc -c") == f"{NUM_DIRECTORIES}\n140\n"
             assert (memory - available_bytes()) / NUM_SIBLINGS < MIB
             assert (disk - free_bytes(under_host.state_dir)) / NUM_SIBLINGS < MIB
-            assert len({one.host_uid for one in jails}) == NUM_SIBLINGS
+            assert len({box.jail.host_uid for box in boxes}) == NUM_SIBLINGS
             async with anyio.create_task_group() as group:
                 for number, box in enumerate(boxes):
                     group.start_soon(change, box, number)
@@ -68,21 +76,6 @@ async def test_siblings_over_twenty_thousand_files_are_ready_at_once(under_host:
                 assert sorted(changes) == sorted(expected)
                 assert await shell(box, "cat d0/f0; cat d1/f1 | wc -c") == f"{number}\n80\n"
             assert await shell(parent, "cat d0/f0; ls d1 | wc -l; ls | wc -l") == f"parent\n99\n{NUM_DIRECTORIES}\n"
-        finally:
-            for one in jails:
-                await under_host.destroy(one)
-
-
-async def lease_all(
-    host: SandboxHost, jails: list[Jail], spec: SandboxSpec, base: object
-) -> tuple[list[Sandbox], list[float]]:
-    """Each jail leased over the base, and how long each took."""
-    boxes, times = [], []
-    for one in jails:
-        begun_s = time.monotonic()
-        boxes.append(await host.lease(one, spec, base))  # type: ignore[arg-type]
-        times.append(time.monotonic() - begun_s)
-    return boxes, times
 
 
 async def change(box: Sandbox, number: int) -> None:
