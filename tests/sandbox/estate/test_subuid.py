@@ -46,6 +46,28 @@ async def main():
 anyio.run(main, backend_options={"use_uvloop": True})
 """
 
+A_BASE = """
+import json, sys
+import anyio
+from sandbox.host import SandboxConfig, SandboxHost
+from sandbox.types import Command, SandboxSpec
+
+async def main():
+    spec = SandboxSpec(jail=sys.argv[2])
+    async with SandboxHost.start(SandboxConfig(state_dir=sys.argv[1])) as host:
+        async with host.acquire(spec) as box:
+            await box.run(Command(argv=("sh", "-c", "mkdir d; echo 1 >d/f; chmod 0 d; echo 2 >g; chmod 600 g")))
+            base = await box.seal()
+        async with host.acquire(spec, base=base) as box:
+            look = "cat g; stat -c %a:%u d g; chmod 700 d; cat d/f; rm g"
+            outcome = await box.run(Command(argv=("sh", "-c", look)))
+            changes = [(change.path, change.kind) for change in await box.diff()]
+            result = {"shared": host.shared_uid, "seen": outcome.stdout.decode().split(), "changes": changes}
+            print(json.dumps({**result, "why": host.layers.why_copied}), flush=True)
+
+anyio.run(main, backend_options={"use_uvloop": True})
+"""
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a user subordinate uids to try them")
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -84,6 +106,18 @@ def test_each_sandbox_of_an_unprivileged_engine_has_a_subordinate_uid(
     assert "0" not in outer
     assert all(entry[-1] == "1000" for entry in found["maps"])
     assert found["reason"] == "timeout"
+
+
+@needs_root
+def test_a_base_is_sealed_by_one_subordinate_uid_and_given_to_another(
+    as_worker: Runner, unprivileged: tuple[list[str], dict[str, str], Path], jail: str
+) -> None:
+    found = _answer(as_worker("-c", A_BASE, str(unprivileged[2] / "state"), jail))
+
+    assert found["shared"] == ""
+    assert found["seen"] == ["2", "0:1000", "600:1000", "1"]
+    assert found["changes"] == [["d", "changed"], ["g", "deleted"]]
+    assert "root" in found["why"], "copied, and said why"
 
 
 @needs_root
