@@ -136,6 +136,7 @@ class Bases:
 
         Raises:
             LayerError: it is gone, or the file cannot be written.
+            ExhaustedError: its disk is full.
         """
         await self._call(self.store.pin, layer.chain)
         try:

@@ -19,6 +19,7 @@ from sandbox.files.names import Names
 from sandbox.files.records import blocks
 from sandbox.files.upload import HEADER_BYTES, Forward, next_member
 from sandbox.layers.copying import content, owners
+from sandbox.layers.folder import unwritable
 from sandbox.layers.intake import Intake
 from sandbox.layers.nodes import Delta, Node, parent_of
 from sandbox.layers.records import BLOCK_BYTES, END_OF_FILE, MAX_TIME_S, PERMISSIONS, Record, RecordKind, encode
@@ -47,7 +48,7 @@ def write_tar(store: LayerStore, layer: Layer, target: Path) -> None:
                 scratch.unlink(missing_ok=True)
                 raise
     except OSError as error:
-        raise LayerError(f"{target} cannot be written ({error.strerror})") from None
+        raise unwritable(target, error) from None
 
 
 def _write_members(store: LayerStore, layer: Layer, file: IO[bytes]) -> None:

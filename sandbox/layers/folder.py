@@ -18,7 +18,8 @@ from pathlib import Path
 
 import msgspec
 
-from sandbox.errors import ConfigError
+from sandbox.errors import ConfigError, LayerError, SandboxError
+from sandbox.exhaustion import exhausted_writing
 from sandbox.layers.nodes import Delta
 from sandbox.layers.types import Layer
 
@@ -34,6 +35,11 @@ class Facts(msgspec.Struct, frozen=True):
     layer: Layer
     disk_bytes: int
     """What it takes of the disk, its own entries alone."""
+
+
+def unwritable(path: Path, error: OSError) -> SandboxError:
+    """The fault for something that could not be written: the host is full, or it is the place's own."""
+    return exhausted_writing(str(path), error) or LayerError(f"{path} cannot be written ({error.strerror})")
 
 
 def write_facts(path: Path, layer: Layer, delta: Delta) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import os
 
 from sandbox.errors import LayerError, ProtocolError
+from sandbox.exhaustion import exhausted_writing
 from sandbox.files.caps import FullCaps
 from sandbox.layers.nodes import Delta, Node
 from sandbox.layers.records import SPECIAL_KINDS, Record, RecordKind, RecordReader
@@ -45,6 +46,7 @@ class Intake:
 
         Raises:
             LayerError: the workspace is too large, cannot be read, or the store cannot be written.
+            ExhaustedError: the disk is full.
         """
         try:
             for event in self._reader.take(data):
@@ -59,7 +61,8 @@ class Intake:
         except ProtocolError as error:
             raise LayerError(f"{self._what} cannot be read: {error}") from None
         except OSError as error:
-            raise LayerError(f"the store of layers cannot be written ({error.strerror})") from None
+            full = exhausted_writing("the store of layers", error)
+            raise full or LayerError(f"the store of layers cannot be written ({error.strerror})") from None
 
     def result(self) -> Delta:
         """All of it.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sandbox.errors import LayerError
 from sandbox.layers.copying import owners
+from sandbox.layers.folder import unwritable
 from sandbox.layers.nodes import Delta, Node, overlay
 from sandbox.layers.store import LayerStore
 from sandbox.layers.types import Layer
@@ -34,7 +34,7 @@ def merge(store: LayerStore, base: Layer, delta: Delta, writer: TreeWriter) -> D
             if path not in delta.nodes:
                 _add(path, seen[path], trees, opened, writer)
     except OSError as error:
-        raise LayerError(f"{store.root}: layers cannot be made one ({error.strerror})") from None
+        raise unwritable(store.root, error) from None
     finally:
         for fd in opened.values():
             os.close(fd)

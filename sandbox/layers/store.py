@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 from sandbox.errors import LayerError
+from sandbox.exhaustion import fault
 from sandbox.layers.folder import (
     FOLDER,
     IDENT_BYTES,
@@ -28,6 +29,7 @@ from sandbox.layers.folder import (
     remove_tree,
     require_own,
     sweep,
+    unwritable,
     write_facts,
 )
 from sandbox.layers.manifest import Manifest, read_manifest, write_manifest
@@ -72,6 +74,7 @@ class LayerStore:
 
         Raises:
             LayerError: the store cannot be written.
+            ExhaustedError: its disk is full.
         """
         try:
             self._open()
@@ -83,7 +86,7 @@ class LayerStore:
             (path / "tree").mkdir(mode=0o700)
             return NewLayer(path, lock_fd)
         except OSError as error:
-            raise LayerError(f"the store of layers {self.root} cannot be written ({error.strerror})") from None
+            raise unwritable(self.root, error) from None
 
     def commit(self, new: NewLayer, layer: Layer, delta: Delta) -> None:
         """Completes it, pinned once for the caller with its bases, which are pinned already.
@@ -98,7 +101,7 @@ class LayerStore:
             write_manifest(new.path / "manifest", layer, delta)
             new.path.rename(self.root / layer.ident)
         except OSError as error:
-            raise LayerError(f"the store of layers {self.root} cannot be written ({error.strerror})") from None
+            raise unwritable(self.root, error) from None
         self._add(layer.ident, new.lock_fd)
         self.pin(layer.bases)
         self._own(layer.ident, 1)
@@ -169,7 +172,7 @@ class LayerStore:
         except FileNotFoundError:
             raise LayerError(f"there is no layer {ident} (any more) in {self.root}") from None
         except OSError as error:
-            raise LayerError(f"layer {ident} cannot be used ({error.strerror})") from None
+            raise fault(f"using layer {ident}", error.errno, LayerError) from None
         return lock_fd
 
     def tree(self, ident: str) -> Path:
@@ -235,7 +238,7 @@ class LayerStore:
             (self.root / layer.ident / "kept").touch(mode=0o600)
             os.sync()  # the tree of a name that outlives a crash must have its bytes
         except OSError as error:
-            raise LayerError(f"layer {layer.ident} cannot be kept ({error.strerror})") from None
+            raise unwritable(self.root / layer.ident, error) from None
 
     def release(self, layer: Layer) -> None:
         """Lets go of what `commit` or `find` pinned, and removes what nobody uses or keeps.

@@ -129,8 +129,9 @@ class Workspace:
             busy: a command runs.
 
         Raises:
-            LayerError: over the caps, a path of more than 4,000 bytes or 256 levels, changed while it was read, or no
-                room in the store.
+            LayerError: over the caps, a path of more than 4,000 bytes or 256 levels, changed while it was read, or
+                the store cannot be written.
+            ExhaustedError: its disk is full.
             SandboxDiedError: the sandbox has ended.
         """
         new = await anyio.to_thread.run_sync(self._store.create, limiter=self._limiter)

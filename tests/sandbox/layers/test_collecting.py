@@ -13,6 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from sandbox.errors import ExhaustedError
 from sandbox.health.census import take_census
 from sandbox.health.gc import collect
 from sandbox.host import SandboxConfig, SandboxHost
@@ -125,3 +126,22 @@ async def test_a_size_that_is_none_is_refused_by_name(own_dir: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: ASYNC221
     assert done.returncode == 2
     assert "--max-layers" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="environment: only root can mount a small disk")
+async def test_a_full_disk_is_said_by_its_type_and_leaves_nothing(own_dir: Path) -> None:
+    folder = own_dir / FOLDER
+    folder.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m,mode=0700", "tmpfs", folder], check=True)  # noqa: ASYNC221
+    try:
+        async with SandboxHost.start(SandboxConfig(state_dir=str(own_dir))) as host, host.acquire(SandboxSpec()) as box:
+            await box.write_file("small", b"1")
+            small = await box.seal()
+            await box.write_file("large", bytes(range(256)) * 4 * 4096)
+            with pytest.raises(ExhaustedError) as caught:
+                await box.seal()
+            assert caught.value.resource == "disk space"
+            assert set(os.listdir(folder)) == {".lock", small.ident}
+            assert len(await box.read_file("large", 1 << 23)) == 1 << 22
+    finally:
+        subprocess.run(["umount", folder], check=True)  # noqa: ASYNC221
