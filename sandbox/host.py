@@ -81,7 +81,8 @@ class SandboxHost:
         self._numbers = Numbers()
         self._chores = anyio.CapacityLimiter(_CHORES)  # threads that no caller's source can use up
         self._warden_gone = False
-        self._lost = anyio.Event()
+        self.lost = anyio.Event()
+        """Set when the warden has ended unasked: nothing can be built, leased or ended any more."""
         self._closing = False
         self._disowned = False
         self.backend: Backend = AbsentBackend()
@@ -217,17 +218,13 @@ class SandboxHost:
     def _on_warden_end(self) -> None:
         """The warden is gone: nothing can be cleaned up but by ending everything."""
         self._warden_gone = True
-        self._lost.set()
+        self.lost.set()
         for jail in list(self._live.values()):
             jail.mark_dead("the warden has ended")
         if not self._closing:
             for root in self.backend.roots[:1]:
                 with suppress(FileNotFoundError):  # emptied and removed meanwhile
                     files.kill_tree(root)
-
-    async def wait_lost(self) -> None:
-        """Returns when the warden has ended, so that nothing can be built, leased or destroyed any more."""
-        await self._lost.wait()
 
     # ------------------------------------------------------------------ sandboxes
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import anyio
+
 from sandbox.config import SandboxConfig
 from sandbox.jail import Jail
 from sandbox.layers.bases import Bases
@@ -28,8 +30,9 @@ class Builder(Protocol):
         """Layers that leases may lie over."""
         ...
 
-    async def wait_lost(self) -> None:
-        """Returns when nothing can be built, leased, cleaned or ended any more."""
+    @property
+    def lost(self) -> anyio.Event:
+        """Set when nothing can be built, leased, cleaned or ended any more."""
         ...
 
     async def build(self, image: str, jail: JailName, user: int, limits: Limits | None) -> Jail:

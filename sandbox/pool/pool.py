@@ -137,7 +137,7 @@ class SandboxPool:
             raise
 
     async def _watch(self) -> None:
-        await self._builder.wait_lost()
+        await self._builder.lost.wait()
         self._close("the host of this pool has ended (its warden died)")
 
     def _close(self, why: str) -> None:

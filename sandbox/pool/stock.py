@@ -281,7 +281,7 @@ class Stock:
             self.num_ending -= 1
         if gone:
             del self._known[id(jail)]
-        elif not self._closing:
+        elif not (self._closing or self._builder.lost.is_set()):
             self.quarantine.add(key, jail)
         self.advance()
 

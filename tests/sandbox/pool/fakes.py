@@ -95,9 +95,6 @@ class FakeBuilder:
         self.num_calls = 0
         self.lost = anyio.Event()
 
-    async def wait_lost(self) -> None:
-        await self.lost.wait()
-
     @property
     def leased(self) -> list[FakeJail]:
         return [jail for jail in self.jails.values() if jail.sandbox is not None]

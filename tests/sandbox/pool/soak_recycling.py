@@ -37,7 +37,7 @@ from sandbox.sandbox import Sandbox
 from sandbox.types import JAIL_NAMES, MIB, Command, Limits, SandboxSpec
 
 PLACES = 16
-_LOOK = """
+LOOK = """
 for path in /workspace/* /workspace/.[!.]* /tmp/* /tmp/.[!.]* /dev/shm/*; do [ -e "$path" ] && echo "stale $path"; done
 for path in /proc/[0-9]*; do read -r name < $path/comm && [ "$name" = sleep ] && echo "stale $name"; done
 true
@@ -121,7 +121,7 @@ class Era:
                     return
 
     async def _use(self, box: Sandbox) -> None:
-        look = await box.run(Command(argv=("sh", "-c", _LOOK)))
+        look = await box.run(Command(argv=("sh", "-c", LOOK)))
         if b"stale" in look.stdout:
             self._tally.wrong.append(f"a lease that was not fresh: {look}")
         await box.run(Command(argv=("sh", "-c", self._chance.choice(PROGRAMS))))

@@ -13,6 +13,7 @@ from sandbox.pool.config import PoolConfig
 from sandbox.pool.pool import SandboxPool
 from sandbox.types import MIB, Command, JailName, Limits, SandboxSpec
 from tests.sandbox.pool.fakes import settled
+from tests.sandbox.pool.soak_recycling import LOOK, PROGRAMS
 
 pytestmark = pytest.mark.anyio
 
@@ -67,3 +68,13 @@ async def test_many_more_acquires_than_places_are_served(pool: SandboxPool, spec
     now = pool.statistics()
     assert now.acquired == 100
     assert now.built <= 9
+
+
+@pytest.mark.parametrize("program", PROGRAMS[1:])
+async def test_the_soaks_own_look_sees_what_each_of_its_programs_leaves(
+    pool: SandboxPool, spec: SandboxSpec, program: str
+) -> None:
+    async with pool.acquire(spec) as box:
+        assert b"stale" not in (await box.run(Command(argv=("sh", "-c", LOOK)))).stdout
+        await box.run(Command(argv=("sh", "-c", program)))
+        assert b"stale" in (await box.run(Command(argv=("sh", "-c", LOOK)))).stdout
