@@ -51,6 +51,12 @@ def inspect(pid: int) -> ProcessInfo | None:
     return ProcessInfo(pid, int(fields[1]), int(fields[19]), head.partition("(")[2], tuple(words))
 
 
+def lives(info: ProcessInfo) -> bool:
+    """Is it still there, and not another process that was given its number?"""
+    now = inspect(info.pid)
+    return now is not None and now.started == info.started
+
+
 def real_uid(pid: int) -> int | None:
     """Whose process it is, also of one that hides its memory (whose files in /proc belong to root); None when gone."""
     try:
@@ -93,8 +99,7 @@ def kill(info: ProcessInfo) -> bool:
     except ProcessLookupError:
         return False
     try:
-        now = inspect(info.pid)
-        if now is None or now.started != info.started:
+        if not lives(info):
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         return True

@@ -36,7 +36,7 @@ async def test_yes_ends_at_the_limit(box: Sandbox) -> None:
     outcome = await box.run(Command(argv=("yes",), output_limit_bytes=1000, timeout_s=PATIENCE_S))
     assert outcome.reason is Reason.OUTPUT_LIMIT
     assert outcome.stdout == b"y\n" * 500
-    assert 1 * MIB - 1000 <= outcome.stdout_truncated_bytes < 3 * MIB
+    assert 1 * MIB - 1000 <= outcome.stdout_truncated_bytes < 64 * MIB  # it writes on until the kill is carried out
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import pytest
 from sandbox.errors import ConfigError
 from sandbox.health.census import Census, is_warden, take_census
 from sandbox.health.gc import collect
-from sandbox.health.processes import ProcessInfo, ancestors, inspect, kill, snapshot, with_descendants
+from sandbox.health.processes import ProcessInfo, ancestors, inspect, kill, lives, snapshot, with_descendants
 from sandbox.types import JailName
 from tests.sandbox.waiting import wait_until
 
@@ -144,7 +144,7 @@ def test_gc_removes_what_engine_and_warden_left_and_spares_the_living(own_state_
     warden, *jailed = dead.family()
     with stopped(jailed):  # which does not save them from dying with their warden
         dead.kill(warden)
-        wait_until(lambda: all(inspect(info.pid) is None for info in jailed), 1)
+        wait_until(lambda: not any(map(lives, jailed)), 1)
     census = take_census(own_state_dir)
     assert census.engines == (living.process.pid,)
     assert len(census.dead_engines) == 1
@@ -172,7 +172,7 @@ def test_gc_ends_a_warden_that_hangs_and_all_that_it_holds(own_state_dir: Path, 
     assert collection.failed == ()
     assert collection.left.total == 0
     assert not any(Path(root).exists() for root in dead.roots)
-    assert all(inspect(info.pid) is None for info in (warden, *jailed))
+    assert not any(map(lives, (warden, *jailed)))
     assert living.end() == "still here\n"
 
 
