@@ -39,8 +39,13 @@ struct command {
 
 static struct command commands[MAX_COMMANDS];
 static struct command_slot *slots;
-static unsigned char buffer[WIRE_MAX_FRAME];
+static unsigned char buffer[WIRE_MAX_FRAME] __attribute__((aligned(4096)));
 static int engine_fd;
+
+void agent_forget(void)
+{
+    madvise(buffer, sizeof buffer, MADV_DONTNEED); /* private: the pages of a child become zeros */
+}
 
 static void refuse(uint32_t id, int error)
 {
@@ -363,11 +368,10 @@ int agent_main(int engine, int filter)
     sigaddset(&mask, SIGCHLD);
     sigprocmask(SIG_SETMASK, &mask, NULL);
     fcntl(engine, F_SETFD, FD_CLOEXEC);
-    slots = mmap(NULL, sizeof *slots * MAX_COMMANDS, PROT_READ | PROT_WRITE,
-                 MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    slots = command_slots(MAX_COMMANDS);
     int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (slots == MAP_FAILED || signals < 0 || wake < 0 || seal(filter) < 0 || meet_warden() < 0)
+    if (slots == NULL || signals < 0 || wake < 0 || seal(filter) < 0 || meet_warden() < 0)
         return 1;
     clean_begin();
     struct pollfd fds[] = {{.fd = engine, .events = POLLIN},

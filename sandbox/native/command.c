@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,6 +26,15 @@
 
 extern char **environ;
 static char *words[WIRE_MAX_STRINGS], *environment[WIRE_MAX_STRINGS];
+static void *shared; /* the slots */
+static size_t shared_bytes;
+
+struct command_slot *command_slots(int count)
+{
+    shared_bytes = sizeof(struct command_slot) * (size_t)count;
+    shared = mmap(NULL, shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    return shared == MAP_FAILED ? NULL : shared;
+}
 
 static void reset_signals(void)
 {
@@ -31,6 +42,19 @@ static void reset_signals(void)
 
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
+}
+
+/* How many of the STDIO descriptors, the last ones, are a session's and not its shell's. */
+static uint32_t num_aside(const struct wire_frame *frame)
+{
+    struct wire_cursor cursor = wire_items(frame);
+    struct wire_entry entry;
+    uint32_t count = 0;
+
+    while (wire_next(&cursor, &entry) == 1)
+        if (entry.tag == TAG_HOLDER)
+            wire_u32(&entry, &count);
+    return count;
 }
 
 /* Reads the strings into words and environment; everything else into its place. */
@@ -119,13 +143,14 @@ _Noreturn static void complain(const char *what, int code)
 _Noreturn static void child(const struct wire_frame *frame, struct command_slot *slot)
 {
     const char *cwd = "/";
-    uint32_t num_stdio = 0;
+    uint32_t num_stdio = 0, aside = num_aside(frame);
 
     reset_signals();
     setsid();
     /* The order matters: descriptors move (and need numbers) before the limit on them is set. */
-    if (parse(frame, &cwd, &num_stdio) < 0 || join(frame, num_stdio) < 0 ||
-        arrange_fds(frame, num_stdio) < 0 || set_limits(frame) < 0) {
+    if (parse(frame, &cwd, &num_stdio) < 0 || aside > num_stdio || join(frame, num_stdio) < 0 ||
+        (aside == 2 && ioctl(frame->fds[num_stdio - 2], TIOCSCTTY, 0) < 0) ||
+        arrange_fds(frame, num_stdio - aside) < 0 || set_limits(frame) < 0) {
         slot->setup_errno = errno;
         _exit(EXIT_NOT_EXECUTABLE);
     }
@@ -137,6 +162,36 @@ _Noreturn static void child(const struct wire_frame *frame, struct command_slot 
     environ = environment;
     execvp(words[0], words);
     complain(words[0], errno == ENOENT ? EXIT_NOT_FOUND : EXIT_NOT_EXECUTABLE);
+}
+
+/* The process that holds what a session's shell is to open. It is the one process of ours that the sandboxed code may
+ * look into (the shell opens descriptors through its /proc), so first it forgets what it has of the agent: the memory
+ * in which commands report how they ended, and the frames. */
+_Noreturn static void hold(const struct wire_frame *frame, uint32_t num_stdio, pid_t shell)
+{
+    int engine = frame->fds[num_stdio - 1];
+
+    reset_signals();
+    if (join(frame, num_stdio) < 0 || (engine = fcntl(engine, F_DUPFD_CLOEXEC, SPARE_FD)) < 0 ||
+        (shared != NULL && munmap(shared, shared_bytes) < 0))
+        _exit(EXIT_NOT_EXECUTABLE);
+    agent_forget();
+    for (int fd = 3; fd < SPARE_FD; fd++)
+        close(fd);
+    session_hold(engine, shell);
+}
+
+static void start_holder(const struct wire_frame *frame, pid_t shell)
+{
+    struct wire_cursor cursor = wire_items(frame);
+    struct wire_entry entry;
+    uint32_t num_stdio = 0;
+
+    while (wire_next(&cursor, &entry) == 1)
+        if (entry.tag == TAG_STDIO)
+            wire_u32(&entry, &num_stdio);
+    if (num_stdio > 0 && num_stdio <= (uint32_t)frame->num_fds && fork() == 0)
+        hold(frame, num_stdio, shell);
 }
 
 /* A subreaper above one command: orphans of the command become its children, so that descent
@@ -157,6 +212,8 @@ _Noreturn static void keep(const struct wire_frame *frame, struct command_slot *
         slot->setup_errno = errno;
         _exit(EXIT_NOT_EXECUTABLE);
     }
+    if (num_aside(frame) > 0)
+        start_holder(frame, foreground);
     for (int fd = 3; fd < SPARE_FD; fd++)
         if (fd != wake)
             close(fd); /* the command's pipes above all: their end must be seen */

@@ -8,6 +8,7 @@
 
 int warden_main(int engine, int lock);
 int agent_main(int engine, int filter);
+void agent_forget(void); /* in a child: the frames that the agent got are gone from its memory */
 
 /* nest.c: a user namespace with the engine user's subordinate ids; 0 once they are there */
 int nest_enter(int sync);
@@ -40,6 +41,7 @@ struct command_slot { /* shared with the child until it execs */
     int32_t killed; /* set before a sweep looks; a child that starts later ends itself */
     struct rusage usage;
 };
+struct command_slot *command_slots(int count); /* shared with every child; NULL with errno */
 pid_t command_start(const struct wire_frame *frame, struct command_slot *slot, int wake);
 pid_t command_transfer(const struct wire_frame *frame, struct command_slot *slot);
 
@@ -50,6 +52,9 @@ void clean(struct wire_residue *residue);
 /* sweep.c: processes by descent, where no cgroup holds them together: those below that keeper (0: below none of them)
  * are dead when it returns */
 void sweep_descendants(pid_t keeper, const pid_t *keepers, int num_keepers);
+
+/* session.c: what holds the descriptors of a session's runs beside its shell */
+_Noreturn void session_hold(int engine, pid_t shell);
 
 /* transfer.c */
 int transfer_open_read(const char *path);

@@ -56,6 +56,13 @@ enum wire_kind {
     WIRE_SEALED = 46, /* who wrote them has ended */
     /* the warden's child that mounts -> warden */
     WIRE_UPPER = 47, /* attached: the directory that a workspace over layers writes to */
+    /* engine -> holder of a session; HELD answers each but DROP */
+    WIRE_PREPARE = 80, /* the descriptors of a run, for the shell to open; who lives now is spared by the next two */
+    WIRE_INTERRUPT = 81, /* SIGINT to the shell and to what it has started since */
+    WIRE_SWEEP = 82,     /* SIGKILL to what it has started since */
+    WIRE_LOOK = 83,
+    WIRE_DROP = 84, /* the run is over: its descriptors are closed */
+    WIRE_HELD = 85,
 };
 
 enum wire_tag {
@@ -95,6 +102,9 @@ enum wire_tag {
     TAG_PLACES = 61, /* string: where the mounter works; OVERLAY, MASK and NODE follow, and TMPFS after them */
     TAG_LAYER = 65,   /* string, repeated, newest first: a directory of the host, below the next LAYERED */
     TAG_LAYERED = 66, /* u32 mode, two strings: as BIND, over those layers */
+    TAG_HOLDER = 75, /* u32: the last n of the STDIO descriptors are not the shell's: its controlling terminal where
+                        n is 2, and the socket of its session's holder */
+    TAG_HELD = 76,   /* struct wire_held */
 };
 
 struct wire_header {
@@ -145,6 +155,14 @@ struct wire_residue { /* what a lease has left inside; nothing is said of the mo
     uint32_t num_ipc;     /* System V segments, semaphore sets and queues that do not go */
     uint32_t num_sockets;
     uint32_t network;     /* 1: a counter of the network namespace is not what it was at the start */
+};
+
+struct wire_held {
+    uint32_t pid;      /* of the holder, inside */
+    uint32_t num_left; /* processes that a signal was sent to; after a sweep, of its last look */
+    uint64_t cpu_us;   /* of the shell and the children that it waited for */
+    uint64_t free_blocks;
+    uint64_t free_inodes;
 };
 
 struct wire_frame {

@@ -30,6 +30,7 @@ _RESULT = struct.Struct("<IIQQQQQ")
 _SPACE = struct.Struct("<QQII")
 _CAPS = struct.Struct("<QQ")
 _RESIDUE = struct.Struct("<IIII")
+_HELD = struct.Struct("<IIQQQ")
 
 
 class Kind(IntEnum):
@@ -62,6 +63,12 @@ class Kind(IntEnum):
     PONG = 58
     SEAL = 45
     SEALED = 46
+    PREPARE = 80
+    INTERRUPT = 81
+    SWEEP = 82
+    LOOK = 83
+    DROP = 84
+    HELD = 85
 
 
 class Tag(IntEnum):
@@ -103,6 +110,8 @@ class Tag(IntEnum):
     PLACES = 61
     LAYER = 65
     LAYERED = 66
+    HOLDER = 75
+    HELD = 76
 
 
 class Result(NamedTuple):
@@ -138,6 +147,19 @@ class Residue(NamedTuple):
     num_sockets: int
     network: int
     """1: a counter of the network namespace is not what it was when the jail was built."""
+
+
+class Held(NamedTuple):
+    """What the holder of a session answers."""
+
+    pid: int
+    """Its own, inside."""
+    num_left: int
+    """Processes that a signal was sent to; after a sweep, of its last look."""
+    cpu_us: int
+    """Of the shell and the children that it waited for."""
+    free_blocks: int
+    free_inodes: int
 
 
 Item = tuple[Tag, bytes]
@@ -222,6 +244,16 @@ class Frame(NamedTuple):
         if result.status > _MAX_STATUS or result.setup_errno > MAX_ERRNO or max(result[2:5]) > _MAX_AMOUNT:
             raise ProtocolError(f"a result that cannot be: {result}")
         return result
+
+    def held(self) -> Held:
+        """The answer of a HELD frame."""
+        value = self.value(Tag.HELD)
+        if value is None or len(value) != _HELD.size:
+            raise ProtocolError("a frame without a well-formed answer")
+        held = Held(*_HELD.unpack(value))
+        if held.cpu_us > _MAX_AMOUNT:
+            raise ProtocolError(f"an answer that cannot be: {held}")
+        return held
 
     def space(self) -> Space:
         """The counts of a SPACE frame."""
