@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
-from typing import BinaryIO, Literal
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import BinaryIO, Literal, Unpack
 
 import anyio
 
@@ -34,6 +34,9 @@ from sandbox.protocol.forks import Owner
 from sandbox.protocol.places import MAX_COMMANDS, Places
 from sandbox.protocol.requests import Requests
 from sandbox.protocol.wire import Frame, Kind, encode
+from sandbox.sessions.open import open_session
+from sandbox.sessions.session import Session
+from sandbox.sessions.types import SessionOptions
 from sandbox.types import Command, Outcome, Reason, SandboxSpec, SandboxUsage, Skipped, TarDownload, TarReport
 
 _CLEAN_UP_S = 15.0
@@ -90,8 +93,6 @@ class Sandbox:
     def alive(self) -> bool:
         """False once the sandbox was closed or has died."""
         return self._died is None and self._closed is None
-
-    # ------------------------------------------------------------------ the agent's socket
 
     def _on_frame(self, frame: Frame, fds: list[int]) -> None:
         process = self._running.get(frame.ident)
@@ -161,8 +162,6 @@ class Sandbox:
         if self._freezer.frozen:
             raise SandboxFrozenError("the sandbox is frozen; thaw it first")
 
-    # ------------------------------------------------------------------ standing still
-
     @property
     def frozen(self) -> bool:
         """True from the call of `freeze` until `thaw`."""
@@ -196,8 +195,6 @@ class Sandbox:
     def end_freeze(self) -> None:
         """After the end: the next sandbox gets this one's control groups, and must not be born into standing still."""
         self._freezer.end()
-
-    # ------------------------------------------------------------------ commands
 
     async def run(self, command: Command) -> Outcome:
         """Runs a command to its end. Cancelled, everything that it started is killed first.
@@ -254,6 +251,10 @@ class Sandbox:
                     await process.kill()  # it died, or never began? dead is what was wanted
             self._forget(ident, process)
 
+    def session(self, **options: Unpack[SessionOptions]) -> AbstractAsyncContextManager[Session]:
+        """A persistent shell: see `sandbox.sessions.open.open_session`."""
+        return open_session(self, self._cgroups, self._kept, **options)
+
     def _forget(self, ident: int, process: Process) -> None:
         self._running.pop(ident, None)
         self._kept.add(process.take_open_streams())
@@ -292,8 +293,6 @@ class Sandbox:
 
     def _ask_kill(self, ident: int) -> None:
         self._link.post(encode(Kind.KILL, ident))
-
-    # ------------------------------------------------------------------ files
 
     async def write_file(self, path: str, data: bytes, mode: int = 0o644) -> None:
         """Writes a regular file, making its parents. The bytes are charged to the sandbox.

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from sandbox.cgroup import files
 from sandbox.commands.process import Process
 from sandbox.commands.rlimits import cpu_items
+from sandbox.commands.shell import Shell
 from sandbox.errors import ConfigError, ProtocolError
 from sandbox.exhaustion import fault
 from sandbox.protocol.line import Line
@@ -50,13 +51,16 @@ def run_frame(
     Raises:
         ConfigError: it is too long, or has too many words.
     """
-    variables = {**env, **command.env}
+    shell = command if isinstance(command, Shell) else None
+    variables = command.env if shell is not None and shell.whole_env else {**env, **command.env}
     if len(variables) + len(command.argv) >= MAX_STRINGS:
         raise ConfigError("command.argv", f"{len(command.argv)} words", f"at most {MAX_STRINGS} words and variables")
     items = [text(Tag.ARGV, word) for word in command.argv]
     items += [text(Tag.ENV, f"{name}={value}") for name, value in variables.items()]
     items += [text(Tag.CWD, command.cwd), number(Tag.STDIO, num_stdio), *limits, *cpu_items(command.cpu_s)]
-    if keeper:
+    if shell is not None:
+        items.append(number(Tag.HOLDER, 1 + shell.terminal))
+    if keeper or shell is not None:  # below one keeper, what a session started is told from what others did
         items.append(number(Tag.KEEPER, 1))
     try:
         return encode(Kind.RUN, ident, items)

@@ -22,6 +22,7 @@ from sandbox.cgroup.killing import KILL_AGAIN_S, kill_until_empty, try_kill
 from sandbox.cgroup.types import CgroupSet, Reading
 from sandbox.commands.live import Outlet, StdinPipe, StreamName
 from sandbox.commands.outcome import Observed, classify, end_signal, exit_code
+from sandbox.commands.shell import Companion
 from sandbox.commands.streams import Drain, Feed
 from sandbox.errors import ConfigError, SandboxDiedError, SandboxError
 from sandbox.protocol.forks import Owner
@@ -80,6 +81,7 @@ class Process:
         self._num_refused = 0  # forks that the kernel was not asked for
         self._outcome: Outcome | None = None
         self._finishing = anyio.Lock()
+        self.companion: Companion | None = None
         self._started_s = time.monotonic()
         self._ended_s = self._started_s
         self._disowned = False
@@ -246,6 +248,8 @@ class Process:
         self._ended.set()
         if self._outlet is not None:
             self._outlet.wake()
+        if self.companion is not None:
+            self.companion.ended()
 
     def _stop_timers(self) -> None:
         for timer in (self._deadline, self._give_up, self._cpu_look, self._kill_again):
@@ -288,6 +292,16 @@ class Process:
         self._kill(Reason.KILLED)
         await self.wait()
 
+    async def kill_background(self) -> None:
+        """Kills what it started and left running, after its end; returns when that is dead where it has a leaf.
+
+        Raises:
+            SandboxError: it does not die, or the sandbox has ended.
+        """
+        self._kill_inside()
+        if self.leaf is not None:
+            await kill_until_empty(self._cgroups, self.leaf)
+
     async def wait(self) -> Outcome:
         """The outcome; may be called again. Cancelling it does not end the command (leaving `start` does).
 
@@ -329,7 +343,7 @@ class Process:
         self._disowned = True
         self._stop_timers()
         ends: list[Owner] = [*self._drains.values()]
-        ends += [end for end in (self._feed, self._stdin) if end is not None]
+        ends += [end for end in (self._feed, self._stdin, self.companion) if end is not None]
         return [fd for end in ends for fd in end.disown()]
 
     def take_open_streams(self) -> list[int]:

@@ -62,7 +62,7 @@ class Drain:
         if not data:
             os.close(self._let_go())
             return False
-        self._take(data)
+        self.take(data)
         if self._on_piece is not None:
             self._loop.remove_reader(self._fd)
             self._on_piece(data)
@@ -83,7 +83,13 @@ class Drain:
         if self._fd >= 0:
             self._loop.add_reader(self._fd, self.read_some)
 
-    def _take(self, data: bytes) -> None:
+    def pause(self) -> None:
+        """Reads nothing more by itself."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+
+    def take(self, data: bytes) -> None:
+        """Counts and keeps a piece (that was read elsewhere)."""
         self.total_bytes += len(data)
         room = self._head_room - len(self._head)
         if room > 0:

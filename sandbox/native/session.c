@@ -247,6 +247,7 @@ _Noreturn void session_hold(int engine, pid_t of)
             break;
         case WIRE_INTERRUPT:
             kill(shell, SIGINT); /* first, so that it knows why its child ends */
+            kill(shell, SIGCONT);
             left = signal_started(SIGINT);
             break;
         case WIRE_SWEEP:

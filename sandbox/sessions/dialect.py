@@ -1,0 +1,103 @@
+"""What is said to a session's shell, and what it answers. Pure.
+
+The shell is interactive (an error or an interrupt ends a run and not the shell) and reads its lines from a socket of
+packets, its descriptor 0: every line below is one packet, so that a shell which throws away what it has read throws
+away no line that it has not begun. A run is two lines. The first sources the script with the run's own streams in the
+place of 0, 1 and 2, and the shell sets its socket aside, closed on exec, until that is over; the second answers over
+the socket. No word of these lines can be an alias (`\\`), and of what a function can replace they use nothing but
+what a subshell has cleared first: in bash's POSIX mode, which an assignment turns on, `unset` is the shell's own.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from sandbox.sessions.types import ShellName
+
+FIRST_HELD = 40
+"""Number of the script in the holder, as in native/session.c; stdin, stdout and stderr follow."""
+_BASH = "exec bash --norc --noprofile --noediting -i"
+_SH = 'case ${BASH_VERSION-} in "") exec sh -i;; *) exec sh --norc --noprofile --noediting -i;; esac'
+_START: dict[ShellName | None, str] = {
+    "bash": _BASH,
+    "sh": _SH,
+    None: f"command -v bash >/dev/null 2>&1 && {_BASH}; {_SH}",
+}
+_REPORT = re.compile(rb"(\d{1,9}) (\d{1,3})( \.)?\n")
+_MARK = "rollout"
+
+HELLO = r"""( POSIXLY_CORRECT=1; \unset -f printf; \printf '0 %d\n' $((${#BASH_VERSION} > 0)) ) >&0"""
+"""Asks for report 0, whose status is 1 in bash."""
+BASH_SETUP = "set +o history; unset HISTFILE; shopt -s execfail"
+"""Nothing is remembered in files, and an `exec` of what does not exist ends nothing, as on a terminal."""
+READ_ENV = rf"( POSIXLY_CORRECT={_MARK}; \unset -f command; \command -p cat /proc/self/environ )"
+"""A script that prints what the shell exports."""
+
+
+class Report(NamedTuple):
+    """The shell's word that a run is over."""
+
+    number: int
+    """Of the run."""
+    status: int
+    shadowed: bool
+    """Is there a function in the place of `.`?"""
+
+
+def start_words(shell: ShellName | None) -> tuple[str, ...]:
+    """The command that becomes the shell; None for bash where there is one."""
+    return ("sh", "-c", _START[shell])
+
+
+def script_bytes(script: str, *, shadowed: bool) -> bytes:
+    """What the shell sources. One line comes first where a POSIX mode that is not the script's is to end."""
+    head = f"case ${{POSIXLY_CORRECT-}} in {_MARK}) \\unset -v POSIXLY_CORRECT;; esac\n" if shadowed else ""
+    return f"{head}{script}\n".encode("utf-8", "surrogateescape")
+
+
+def run_lines(
+    holder: int, number: int, last: int, *, bash: bool, shadowed: bool, stdin: bool, terminal: bool
+) -> tuple[str, str]:
+    """The two lines of a run.
+
+    Args:
+        holder: its process number, inside.
+        number: of this run.
+        last: what the script is to find in `$?`.
+        shadowed: `.` has become a function.
+        stdin: the holder has one.
+        terminal: the streams are the controlling terminal.
+    """
+    held = f"/proc/{holder}/fd/"
+    source = f"\\. {held}{FIRST_HELD}"
+    if terminal:
+        source += " </dev/tty >/dev/tty 2>&1"
+    else:
+        source += f" <{f'{held}{FIRST_HELD + 1}' if stdin else '/dev/null'}"
+        source += f" >|{held}{FIRST_HELD + 2} 2>|{held}{FIRST_HELD + 3}"
+    if shadowed:
+        source = f"case :$SHELLOPTS: in *:posix:*) ;; *) POSIXLY_CORRECT={_MARK};; esac; {source}"
+    if last:
+        source = f"( POSIXLY_CORRECT=1; \\exit {last} ) && x; {source}"
+    look = '\\unset -f declare; \\declare -F . >/dev/null && POSIXLY_CORRECT="$POSIXLY_CORRECT ."; ' if bash else ""
+    answer = f"\\unset -f printf; \\printf '%s %s\\n' {number} \"$POSIXLY_CORRECT\""
+    return source, f"( POSIXLY_CORRECT=$?; {look}{answer} ) >&0"
+
+
+def parse_report(packet: bytes) -> Report | None:
+    """The report in a packet; None for what no shell says by itself."""
+    found = _REPORT.fullmatch(packet)
+    if found is None or int(found[2]) > 255:
+        return None
+    return Report(int(found[1]), int(found[2]), found[3] is not None)
+
+
+def parse_env(environ: bytes) -> dict[str, str]:
+    """The variables of `READ_ENV`'s output, without those that are the shell's own doing."""
+    found: dict[str, str] = {}
+    for entry in environ.split(b"\0"):
+        name, equals, value = entry.decode("utf-8", "surrogateescape").partition("=")
+        if name and equals and name != "_" and (name, value) != ("POSIXLY_CORRECT", _MARK):
+            found[name] = value
+    return found
