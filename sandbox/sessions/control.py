@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 from sandbox.sessions.dialect import Report, parse_report
 
@@ -35,14 +36,11 @@ class Control:
         self._reading = True
         self._loop.add_reader(end.fileno(), self._readable)
 
-    def say(self, *lines: str) -> bool:
-        """Sends lines, one packet each; False where nobody listens any more, or listens to nothing."""
-        try:
+    def say(self, *lines: str) -> None:
+        """Sends lines, one packet each; they are lost where nobody listens any more (or listens to nothing)."""
+        with suppress(OSError):
             for line in lines:
                 self._socket.send(f"{line}\n".encode())
-        except OSError:
-            return False
-        return True
 
     def _readable(self) -> None:
         try:

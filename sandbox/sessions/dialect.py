@@ -31,6 +31,8 @@ HELLO = r"""( POSIXLY_CORRECT=1; \unset -f printf; \printf '0 %d\n' $((${#BASH_V
 """Asks for report 0, whose status is 1 in bash."""
 BASH_SETUP = "set +o history; unset HISTFILE; shopt -s execfail"
 """Nothing is remembered in files, and an `exec` of what does not exist ends nothing, as on a terminal."""
+TERMINAL_SETUP = "exec 2>/dev/null"
+"""The shell has its terminal by now; what it says by itself (prompts) is for nobody."""
 READ_ENV = rf"( POSIXLY_CORRECT={_MARK}; \unset -f command; \command -p cat /proc/self/environ )"
 """A script that prints what the shell exports."""
 
@@ -72,7 +74,7 @@ def run_lines(
     held = f"/proc/{holder}/fd/"
     source = f"\\. {held}{FIRST_HELD}"
     if terminal:
-        source += " </dev/tty >/dev/tty 2>&1"
+        source += " <&1 >&0 2>&0"  # for the shell, 1 is the terminal
     else:
         source += f" <{f'{held}{FIRST_HELD + 1}' if stdin else '/dev/null'}"
         source += f" >|{held}{FIRST_HELD + 2} 2>|{held}{FIRST_HELD + 3}"

@@ -96,7 +96,8 @@ async def open_session(
         terminal = None if pty is None else Terminal(pty)
         if terminal is not None:
             ends.callback(terminal.close)
-        passed += [null, null, *([] if terminal is None else [terminal.inner]), holders.fileno()]
+        passed += [null] * 2 if terminal is None else [terminal.inner] * 3
+        passed.append(holders.fileno())
         async with home.start(command, passed) as process:
             session = Session(home, process, Holder(held), cgroups, kept, terminal)
             try:
@@ -104,6 +105,8 @@ async def open_session(
                 holders.close()
                 process.companion = session
                 await _greet(session, process, ours, name)
+                if terminal is not None:
+                    await session.settle_in()
                 yield session
             finally:
                 await session.aclose()

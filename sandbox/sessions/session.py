@@ -22,7 +22,7 @@ from sandbox.errors import ConfigError, SandboxDiedError, SandboxError, SandboxF
 from sandbox.protocol.forks import Owner
 from sandbox.protocol.wire import Kind
 from sandbox.sessions.control import Control
-from sandbox.sessions.dialect import READ_ENV, Report, parse_env, run_lines, script_bytes
+from sandbox.sessions.dialect import READ_ENV, TERMINAL_SETUP, Report, parse_env, run_lines, script_bytes
 from sandbox.sessions.holder import Holder, HolderGoneError
 from sandbox.sessions.outcome import End, checked, flood_bytes, make_outcome, make_usage, why_killed
 from sandbox.sessions.streams import Kept, Streams
@@ -33,9 +33,9 @@ from sandbox.types import MIB, Command, Outcome, Reason
 INTERRUPT_S = 0.5
 """For what runs to end after SIGINT, before SIGKILL."""
 _SWEEP_S = 0.25
-_NUM_SWEEPS = 8
+_NUM_SWEEPS = 4
 _CLEAN_UP_S = 15.0
-_READ_ENV = Command(argv=("env",), timeout_s=10.0)
+_OURS = Command(argv=("script",), timeout_s=10.0)
 
 
 class Home(Protocol):
@@ -77,6 +77,7 @@ class Session:
         self._flooded = False
         self._number = 0
         self._last_status = 0
+        self._question = ""
         self._shadowed = False
         self._spoiled = False
         self._busy = False
@@ -95,13 +96,24 @@ class Session:
         """The socket of its shell; owned from now on."""
         self._control = control
 
+    async def settle_in(self) -> None:
+        """Takes the shell's own words off its terminal, before the first run."""
+        self._control.say(TERMINAL_SETUP)
+        self._begin()
+        try:
+            await self._execute(":", _OURS, quiet=True)
+        finally:
+            self._busy = False
+        if self._terminal is not None:
+            await self._terminal.read_to_fence()
+
     def reported(self, report: Report) -> None:
         """Told by the control socket."""
-        if report.number == self._number and self._report is None:
+        if report.number > self._number:
+            self.spoiled()
+        elif report.number == self._number and self._report is None:
             self._report = report
             self._news.set()
-        elif report.number != 0:
-            self.spoiled()
 
     def spoiled(self) -> None:
         """Told by the control socket: the shell's own descriptor was written to."""
@@ -175,7 +187,7 @@ class Session:
         self._begin()
         last = self._last_status
         try:
-            end, kept, _ = await self._execute(READ_ENV, _READ_ENV, quiet=True)
+            end, kept, _ = await self._execute(READ_ENV, _OURS, quiet=True)
             self._last_status = last
             if end.status or kept[0][1]:
                 why = kept[1][0].decode(errors="replace").strip()
@@ -252,7 +264,7 @@ class Session:
             await self._finish()
             raise SandboxDiedError("the session has ended: its holder was killed") from None
         streams.begun()
-        lines = run_lines(
+        source, self._question = run_lines(
             held.pid,
             self._number,
             self._last_status,
@@ -261,8 +273,7 @@ class Session:
             stdin=stdin,
             terminal=terminal,
         )
-        if not self._control.say(*lines):
-            self._spoiled = True
+        self._control.say(source, self._question)  # where it has ended already, its process says so
         return held.cpu_us
 
     async def _to_the_end(self, timeout_s: float) -> End:
@@ -323,6 +334,7 @@ class Session:
                 if self._report is not None and held.num_left == 0:
                     return None
                 if self._report is None:
+                    self._control.say(self._question)  # what was to answer may have been killed
                     await self.until(lambda: self._over, _SWEEP_S / 2)
                 if self._report is None:
                     await self._holder.ask(Kind.INTERRUPT)

@@ -23,6 +23,10 @@ from sandbox.errors import SandboxError
 from sandbox.sessions.streams import Kept, sealed
 from sandbox.sessions.types import Size
 
+_PAUSE_S = 0.0002
+_MOST_BYTES = 4 * READ_BYTES
+"""Twice what the kernel keeps of a terminal's output, so that nothing of a run is missed."""
+
 
 class Terminal:
     """Of one session.
@@ -50,6 +54,25 @@ class Terminal:
         termios.tcflow(self.inner, termios.TCOON)
         termios.tcsetattr(self.inner, termios.TCSANOW, self._modes)
         termios.tcflush(self.inner, termios.TCIFLUSH)
+
+    async def read_to_fence(self) -> bytes:
+        """What was written to it until now; less where its output stands still, or never ends."""
+        fence = f"\0{secrets.randbits(96):029}\0".encode()
+        found, unsaid = b"", fence
+        with anyio.move_on_after(DRAIN_S):
+            while fence not in found and len(found) < _MOST_BYTES:
+                unsaid = unsaid[self._say(unsaid) :]
+                try:
+                    found += os.read(self.outer, READ_BYTES)
+                except BlockingIOError:
+                    await anyio.sleep(_PAUSE_S)
+        return found.partition(fence)[0]
+
+    def _say(self, data: bytes) -> int:
+        try:
+            return os.write(self.inner, data) if data else 0
+        except BlockingIOError:
+            return 0
 
     def close(self) -> None:
         """Hangs up; idempotent."""
@@ -111,23 +134,7 @@ class TypedStreams:
         if self._feed is not None:
             self._feed.stop()
         self._drain.pause()
-        fence = f"\0{secrets.randbits(96):029}\0".encode()
-        rest = b""
-        with anyio.move_on_after(DRAIN_S):
-            unsaid: bytes = fence
-            while fence not in rest and len(rest) < 4 * READ_BYTES:
-                unsaid = unsaid[self._write(unsaid) :]
-                try:
-                    rest += os.read(self._terminal.outer, READ_BYTES)
-                except BlockingIOError:
-                    await anyio.sleep(0 if unsaid else 0.0002)
-        self._drain.take(rest.partition(fence)[0])
-
-    def _write(self, data: bytes) -> int:
-        try:
-            return os.write(self._terminal.inner, data) if data else 0
-        except BlockingIOError:
-            return 0
+        self._drain.take(await self._terminal.read_to_fence())
 
     def result(self) -> tuple[Kept, Kept]:
         """Of stdout and of stderr, which is none."""
