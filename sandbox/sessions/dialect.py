@@ -17,12 +17,13 @@ from sandbox.sessions.types import ShellName
 
 FIRST_HELD = 40
 """Number of the script in the holder, as in native/session.c; stdin, stdout and stderr follow."""
-_BASH = "exec bash --norc --noprofile --noediting -i"
-_SH = 'case ${BASH_VERSION-} in "") exec sh -i;; *) exec sh --norc --noprofile --noediting -i;; esac'
-_START: dict[ShellName | None, str] = {
-    "bash": _BASH,
-    "sh": _SH,
-    None: f"command -v bash >/dev/null 2>&1 && {_BASH}; {_SH}",
+_START: dict[ShellName, tuple[str, ...]] = {
+    "bash": ("bash", "--norc", "--noprofile", "--noediting", "-i"),
+    "sh": (
+        "sh",
+        "-c",
+        'case ${BASH_VERSION-} in "") exec sh -i;; *) exec sh --norc --noprofile --noediting -i;; esac',
+    ),
 }
 _REPORT = re.compile(rb"(\d{1,9}) (\d{1,3})( \.)?\n")
 _MARK = "rollout"
@@ -47,15 +48,22 @@ class Report(NamedTuple):
     """Is there a function in the place of `.`?"""
 
 
-def start_words(shell: ShellName | None) -> tuple[str, ...]:
-    """The command that becomes the shell; None for bash where there is one."""
-    return ("sh", "-c", _START[shell])
+def start_words(shell: ShellName) -> tuple[str, ...]:
+    """The command that becomes the shell. (Every shell between would drop variables whose names it does not like.)"""
+    return _START[shell]
 
 
-def script_bytes(script: str, *, shadowed: bool) -> bytes:
+def script_bytes(script: str, last: int, *, shadowed: bool) -> bytes:
     """What the shell sources. One line comes first where a POSIX mode that is not the script's is to end."""
-    head = f"case ${{POSIXLY_CORRECT-}} in {_MARK}) \\unset -v POSIXLY_CORRECT;; esac\n" if shadowed else ""
+    head = ""
+    if shadowed:
+        head = f"case ${{POSIXLY_CORRECT-}} in {_MARK}) \\unset -v POSIXLY_CORRECT;; esac; {_restore(last)}\n"
     return f"{head}{script}\n".encode("utf-8", "surrogateescape")
+
+
+def _restore(last: int) -> str:
+    """Sets `$?` without a command that can be replaced; the first of two that are joined by && is no failure."""
+    return f"( POSIXLY_CORRECT=1; \\exit {last} ) && x" if last else ""
 
 
 def run_lines(
@@ -80,11 +88,14 @@ def run_lines(
         source += f" >|{held}{FIRST_HELD + 2} 2>|{held}{FIRST_HELD + 3}"
     if shadowed:
         source = f"case :$SHELLOPTS: in *:posix:*) ;; *) POSIXLY_CORRECT={_MARK};; esac; {source}"
-    if last:
-        source = f"( POSIXLY_CORRECT=1; \\exit {last} ) && x; {source}"
-    look = '\\unset -f declare; \\declare -F . >/dev/null && POSIXLY_CORRECT="$POSIXLY_CORRECT ."; ' if bash else ""
-    answer = f"\\unset -f printf; \\printf '%s %s\\n' {number} \"$POSIXLY_CORRECT\""
-    return source, f"( POSIXLY_CORRECT=$?; {look}{answer} ) >&0"
+    elif last:
+        source = f"{_restore(last)}; {source}"
+    answer = f"\\printf '{number} %s\\n'"
+    if not bash:
+        return source, f'( \\set -- "$?"; \\unset -f printf; {answer} "$1" ) >&0'
+    clear = 'POSIXLY_CORRECT=$?; \\set -- "$POSIXLY_CORRECT"; \\unset -f declare printf; \\unset -v POSIXLY_CORRECT'
+    look = "\\declare -F . >/dev/null && x=. || x="
+    return source, f'( {clear}; {look}; {answer} "$1${{x:+ .}}" ) >&0'
 
 
 def parse_report(packet: bytes) -> Report | None:

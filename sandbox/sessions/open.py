@@ -22,7 +22,7 @@ from sandbox.sessions.dialect import BASH_SETUP, HELLO, Report, start_words
 from sandbox.sessions.holder import Holder
 from sandbox.sessions.session import Home, Session
 from sandbox.sessions.terminal import Terminal
-from sandbox.sessions.types import ShellName, Size, check_shell
+from sandbox.sessions.types import SHELL_NAMES, ShellName, Size, check_shell
 from sandbox.types import Command, SandboxSpec
 
 START_S = 20.0
@@ -73,19 +73,32 @@ async def open_session(
         SandboxError: the shell does not come up, or no descriptors are left.
     """
     name = check_shell(shell)
-    command = Shell(
-        argv=start_words(name),
-        cwd=cwd,
-        env=_environment(env, home.spec.env, pty),
-        whole_env=env is not None,
-        terminal=pty is not None,
-        timeout_s=MAX_S,
-    )
+    for one in SHELL_NAMES if name is None else (name,):
+        command = Shell(
+            argv=start_words(one),
+            cwd=cwd,
+            env=_environment(env, home.spec.env, pty),
+            whole_env=env is not None,
+            terminal=pty is not None,
+            timeout_s=MAX_S,
+        )
+        async with _start(home, cgroups, kept, command, pty) as session:
+            if session is not None:
+                yield session
+                return
+    raise ConfigError("session.shell", shell, "the image has no such shell")
+
+
+@asynccontextmanager
+async def _start(
+    home: Starter, cgroups: CgroupSet, kept: KeptStreams, command: Shell, pty: Size | None
+) -> AsyncIterator[Session | None]:
+    """A session of that shell; None where the image has none."""
     with ExitStack() as ends:
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ends.callback(ours.close)
-            passed = [ends.enter_context(theirs).fileno()]
+            ends.enter_context(theirs)
             held, holders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ends.callback(held.close)
             ends.enter_context(holders)
@@ -96,38 +109,41 @@ async def open_session(
         terminal = None if pty is None else Terminal(pty)
         if terminal is not None:
             ends.callback(terminal.close)
-        passed += [null] * 2 if terminal is None else [terminal.inner] * 3
-        passed.append(holders.fileno())
-        async with home.start(command, passed) as process:
+        streams = [null] * 2 if terminal is None else [terminal.inner] * 3
+        async with home.start(command, [theirs.fileno(), *streams, holders.fileno()]) as process:
             session = Session(home, process, Holder(held), cgroups, kept, terminal)
             try:
                 theirs.close()
                 holders.close()
                 process.companion = session
-                await _greet(session, process, ours, name)
-                if terminal is not None:
+                found = await _greet(session, process, ours)
+                if found and terminal is not None:
                     await session.settle_in()
-                yield session
+                yield session if found else None
             finally:
                 await session.aclose()
 
 
-async def _greet(session: Session, process: Process, end: socket.socket, name: ShellName | None) -> None:
-    """Waits until the shell speaks."""
+async def _greet(session: Session, process: Process, end: socket.socket) -> bool:
+    """Waits until the shell speaks; False where there is none."""
     greeting: list[Report] = []
 
     def on_report(report: Report) -> None:
-        greeting.append(report)
-        session.ended()
+        if greeting:
+            session.reported(report)
+        else:
+            greeting.append(report)
+            session.ended()
 
-    control = Control(end, lambda report: (session.reported if greeting else on_report)(report), session.spoiled)
+    control = Control(end, on_report, session.spoiled)
     session.connect(control)
     control.say(HELLO)
     await session.until(lambda: bool(greeting) or not process.running, START_S)
     if not greeting and not process.running and (await process.wait()).exit_code == _NOT_FOUND:
-        raise ConfigError("session.shell", name, "the image has no such shell")
+        return False
     if not greeting:
         raise SandboxError("a session's shell did not come up")
     session.bash = greeting[0].status == 1
     if session.bash:
         control.say(BASH_SETUP)
+    return True

@@ -238,7 +238,7 @@ class Session:
     async def _execute(self, script: str, how: Command, *, quiet: bool = False) -> tuple[End, tuple[Kept, Kept], int]:
         """One run; also the CPU time that the holder knows of it."""
         self._report, self._flooded = None, False
-        data = script_bytes(script, shadowed=self._shadowed)
+        data = script_bytes(script, self._last_status, shadowed=self._shadowed)
         bounds = (how.output_limit_bytes, flood_bytes(how), self._flood)
         if self._terminal is None or quiet:
             streams: Streams | TypedStreams = Streams(data, how.stdin, *bounds)
