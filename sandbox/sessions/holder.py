@@ -62,9 +62,11 @@ class Holder:
                 frame = await answer
             return frame.held(), _directory(frame)
         except (SandboxDiedError, ProtocolError, TimeoutError) as error:
+            self._answer = None
             self.close()
             raise HolderGoneError("a session's holder does not answer") from error
         except asyncio.CancelledError:
+            self._answer = None
             self.close()  # a late answer would be taken for that of the next question
             raise
         finally:

@@ -1,6 +1,6 @@
 """A pseudo-terminal of a session, made by the engine.
 
-Owns: both ends. Invariant: what the shell's commands can do to it (modes, a stopped output, typed input that nobody
+Owns: both ends, the inner one twice: the shell's, which waits for room, and the engine's, which does not. Invariant: what the shell's commands can do to it (modes, a stopped output, typed input that nobody
 read) does not outlast a run; the engine holds the inner end open as well, so the outer one never sees a hang-up; and
 what nobody reads between runs waits in the kernel's bounded buffer.
 
@@ -10,6 +10,7 @@ once the run is known to be over, the engine writes a number of its own to the i
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import termios
@@ -23,6 +24,7 @@ from sandbox.errors import SandboxError
 from sandbox.sessions.streams import Kept, sealed
 from sandbox.sessions.types import Size
 
+_TIOCGPTPEER = 0x5441
 _PAUSE_S = 0.0002
 _MOST_BYTES = 4 * READ_BYTES
 """Twice what the kernel keeps of a terminal's output, so that nothing of a run is missed."""
@@ -36,12 +38,14 @@ class Terminal:
     """
 
     def __init__(self, size: Size) -> None:
+        self.outer = self.inner = self._own = -1
         try:
             self.outer, self.inner = os.openpty()
+            self._own = fcntl.ioctl(self.outer, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
+            self.close()
             raise SandboxError(f"no pseudo-terminal for a session: {error.strerror}") from error
         os.set_blocking(self.outer, False)
-        os.set_blocking(self.inner, False)
         self.resize(size)
         self._modes = termios.tcgetattr(self.inner)
 
@@ -51,9 +55,9 @@ class Terminal:
 
     def renew(self) -> None:
         """As it was at first; what was typed and not read is gone."""
-        termios.tcflow(self.inner, termios.TCOON)
-        termios.tcsetattr(self.inner, termios.TCSANOW, self._modes)
-        termios.tcflush(self.inner, termios.TCIFLUSH)
+        termios.tcflow(self._own, termios.TCOON)
+        termios.tcsetattr(self._own, termios.TCSANOW, self._modes)
+        termios.tcflush(self._own, termios.TCIFLUSH)
 
     async def read_to_fence(self) -> bytes:
         """What was written to it until now; less where its output stands still, or never ends."""
@@ -70,7 +74,7 @@ class Terminal:
 
     def _say(self, data: bytes) -> int:
         try:
-            return os.write(self.inner, data) if data else 0
+            return os.write(self._own, data) if data else 0
         except BlockingIOError:
             return 0
 
@@ -78,11 +82,11 @@ class Terminal:
         """Hangs up; idempotent."""
         for fd in self.disown():
             os.close(fd)
-        self.outer = self.inner = -1
+        self.outer = self.inner = self._own = -1
 
     def disown(self) -> list[int]:
         """See `sandbox.protocol.forks`."""
-        return [fd for fd in (self.outer, self.inner) if fd >= 0]
+        return [fd for fd in (self.outer, self.inner, self._own) if fd >= 0]
 
 
 class TypedStreams:

@@ -7,9 +7,14 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
 static struct command_slot *slot;
+
+void agent_forget(void) /* the agent is no part of this */
+{
+}
 
 static void begin(struct wire_out *out, uint32_t num_stdio, const char *word)
 {
@@ -190,6 +195,69 @@ static void a_keeper_tells_the_end_at_once_and_stays_for_the_background(void)
     close(wake);
 }
 
+/* Asks the holder and gives what it answers. */
+static struct wire_held ask(int holder, uint16_t kind, const int *fds, int num_fds, const char **cwd)
+{
+    static unsigned char bytes[WIRE_MAX_FRAME];
+    struct wire_out out;
+    struct wire_frame frame;
+    struct wire_entry entry;
+    struct wire_held held = {0};
+
+    wire_begin(&out, kind, 7);
+    CHECK(wire_send(holder, &out, fds, num_fds) == 0);
+    CHECK(wire_receive(holder, bytes, &frame, 0) == 1);
+    CHECK(frame.header.kind == WIRE_HELD && frame.header.id == 7);
+    struct wire_cursor cursor = wire_items(&frame);
+    while (wire_next(&cursor, &entry) == 1)
+        if (entry.tag == TAG_HELD && entry.length == sizeof held)
+            memcpy(&held, entry.data, sizeof held);
+        else if (entry.tag == TAG_CWD && cwd)
+            *cwd = wire_string(&entry);
+    return held;
+}
+
+static void a_holder_shows_descriptors_and_spares_who_lived_before(void)
+{
+    struct wire_out out;
+    struct wire_frame frame;
+    char path[64], text[8] = "";
+    const char *cwd = NULL;
+    int wake = eventfd(0, EFD_CLOEXEC), null = open("/dev/null", O_RDWR | O_CLOEXEC), lines[2], sockets[2], said[2];
+    uint64_t count;
+
+    CHECK(pipe2(lines, O_CLOEXEC) == 0 && pipe2(said, O_CLOEXEC) == 0);
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets) == 0);
+    begin(&out, 4, "sh");
+    wire_put_u32(&out, TAG_HOLDER, 1);
+    put_text(&out, TAG_CWD, "/tmp");
+    seal_frame(&out, &frame);
+    frame.num_fds = 4;
+    frame.fds[0] = lines[0];
+    frame.fds[1] = said[1];
+    frame.fds[2] = null;
+    frame.fds[3] = sockets[1];
+    pid_t keeper = command_start(&frame, slot, wake);
+    close(sockets[1]);
+    CHECK(keeper > 0 && write(lines[1], "sleep 1000 & echo\n", 18) == 18 && read(said[0], text, 1) == 1);
+    struct wire_held held = ask(sockets[0], WIRE_PREPARE, said, 1, NULL);
+    CHECK(held.pid > 0 && held.num_left == 0);
+    snprintf(path, sizeof path, "/proc/%u/fd/40", held.pid);
+    CHECK(access(path, F_OK) == 0);
+    CHECK(ask(sockets[0], WIRE_SWEEP, NULL, 0, NULL).num_left == 0);
+    CHECK(write(lines[1], "(sleep 1000 & sleep 1000) & echo\n", 33) == 33 && read(said[0], text, 1) == 1);
+    while (ask(sockets[0], WIRE_LOOK, NULL, 0, &cwd).num_left) /* a look signals nobody */
+        CHECK(0);
+    CHECK(cwd && strcmp(cwd, "/tmp") == 0);
+    CHECK(ask(sockets[0], WIRE_INTERRUPT, NULL, 0, NULL).num_left >= 1);
+    CHECK(ask(sockets[0], WIRE_SWEEP, NULL, 0, NULL).num_left == 0);
+    CHECK(write(lines[1], "jobs -l >&1; kill %1 && exit 5\n", 31) == 31); /* the first one still lives */
+    CHECK(read(wake, &count, sizeof count) == sizeof count && WEXITSTATUS(slot->status) == 5);
+    close(sockets[0]); /* ends the holder, and with it the keeper's last child */
+    CHECK(WIFEXITED(wait_for(keeper)));
+    close(lines[0]), close(lines[1]), close(said[0]), close(said[1]), close(null), close(wake);
+}
+
 static void an_upload_needs_a_path_and_a_source(void)
 {
     struct wire_out out;
@@ -242,6 +310,7 @@ int main(void)
     RUN(a_limit_of_another_size_or_of_nothing_is_refused);
     RUN(a_command_ends_with_its_own_code_or_a_shells);
     RUN(a_keeper_tells_the_end_at_once_and_stays_for_the_background);
+    RUN(a_holder_shows_descriptors_and_spares_who_lived_before);
     RUN(an_upload_needs_a_path_and_a_source);
     return 0;
 }

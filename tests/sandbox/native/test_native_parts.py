@@ -20,7 +20,7 @@ from tests.sandbox.sanitizers import SOURCES, compile_sanitized, require_sanitiz
 NUM_FRAMES = 100_000
 PARTS = {
     "test_wire": ("wire",),
-    "test_command": ("wire", "transfer", "archive", "archive_io"),
+    "test_command": ("wire", "transfer", "archive", "archive_io", "session"),
     "test_files": ("wire", "files", "transfer"),
     "test_archive": ("archive", "archive_io"),
     "test_jail": ("wire", "files", "jail"),

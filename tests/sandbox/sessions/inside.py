@@ -13,9 +13,9 @@ PATIENCE_S = 30.0
 
 
 async def names(box: Sandbox) -> list[bytes]:
-    """Names of the processes inside, but for ours and the shell that asks."""
-    script = "for p in /proc/[0-9]*; do read -r name < $p/comm && echo $name; done 2>/dev/null"
-    found = (await box.run(Command(argv=("sh", "-c", script)))).stdout.split()
+    """Names of the processes that live inside, but for ours and the shell that asks."""
+    script = "for p in /proc/[0-9]*; do read -r _ name state _ < $p/stat && [ $state != Z ] && echo $name; done"
+    found = [name.strip(b"()") for name in (await box.run(Command(argv=("sh", "-c", script)))).stdout.split()]
     found.remove(b"sh")
     return sorted(name for name in found if not name.startswith(b"rollout-"))
 
