@@ -18,7 +18,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -41,11 +40,6 @@ static struct command commands[MAX_COMMANDS];
 static struct command_slot *slots;
 static unsigned char buffer[WIRE_MAX_FRAME] __attribute__((aligned(4096)));
 static int engine_fd;
-
-void agent_forget(void)
-{
-    madvise(buffer, sizeof buffer, MADV_DONTNEED); /* private: the pages of a child become zeros */
-}
 
 static void refuse(uint32_t id, int error)
 {
@@ -368,7 +362,7 @@ int agent_main(int engine, int filter)
     sigaddset(&mask, SIGCHLD);
     sigprocmask(SIG_SETMASK, &mask, NULL);
     fcntl(engine, F_SETFD, FD_CLOEXEC);
-    slots = command_slots(MAX_COMMANDS);
+    slots = command_slots(MAX_COMMANDS, buffer, sizeof buffer);
     int signals = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);
     int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (slots == NULL || signals < 0 || wake < 0 || seal(filter) < 0 || meet_warden() < 0)

@@ -26,11 +26,13 @@
 
 extern char **environ;
 static char *words[WIRE_MAX_STRINGS], *environment[WIRE_MAX_STRINGS];
-static void *shared; /* the slots */
-static size_t shared_bytes;
+static void *shared, *agents_frames; /* the slots, the frames */
+static size_t shared_bytes, agents_bytes;
 
-struct command_slot *command_slots(int count)
+struct command_slot *command_slots(int count, void *frames, size_t num_bytes)
 {
+    agents_frames = frames;
+    agents_bytes = num_bytes;
     shared_bytes = sizeof(struct command_slot) * (size_t)count;
     shared = mmap(NULL, shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     return shared == MAP_FAILED ? NULL : shared;
@@ -173,9 +175,9 @@ _Noreturn static void hold(const struct wire_frame *frame, uint32_t num_stdio, p
 
     reset_signals();
     if (join(frame, num_stdio) < 0 || (engine = fcntl(engine, F_DUPFD_CLOEXEC, SPARE_FD)) < 0 ||
-        (shared != NULL && munmap(shared, shared_bytes) < 0))
+        (shared != NULL && munmap(shared, shared_bytes) < 0) ||
+        (agents_frames != NULL && madvise(agents_frames, agents_bytes, MADV_DONTNEED) < 0)) /* private: they become zeros */
         _exit(EXIT_NOT_EXECUTABLE);
-    agent_forget();
     for (int fd = 3; fd < SPARE_FD; fd++)
         close(fd);
     session_hold(engine, shell);

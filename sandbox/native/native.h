@@ -8,7 +8,6 @@
 
 int warden_main(int engine, int lock);
 int agent_main(int engine, int filter);
-void agent_forget(void); /* in a child: the frames that the agent got are gone from its memory */
 
 /* nest.c: a user namespace with the engine user's subordinate ids; 0 once they are there */
 int nest_enter(int sync);
@@ -41,7 +40,8 @@ struct command_slot { /* shared with the child until it execs */
     int32_t killed; /* set before a sweep looks; a child that starts later ends itself */
     struct rusage usage;
 };
-struct command_slot *command_slots(int count); /* shared with every child; NULL with errno */
+struct command_slot *command_slots(int count, void *frames, size_t num_bytes); /* shared with every child, but for a
+    session's holder, which keeps no page of frames (aligned) either; NULL with errno */
 pid_t command_start(const struct wire_frame *frame, struct command_slot *slot, int wake);
 pid_t command_transfer(const struct wire_frame *frame, struct command_slot *slot);
 

@@ -1,8 +1,9 @@
 """A pseudo-terminal of a session, made by the engine.
 
-Owns: both ends, the inner one twice: the shell's, which waits for room, and the engine's, which does not. Invariant: what the shell's commands can do to it (modes, a stopped output, typed input that nobody
-read) does not outlast a run; the engine holds the inner end open as well, so the outer one never sees a hang-up; and
-what nobody reads between runs waits in the kernel's bounded buffer.
+Owns: both ends, the inner one twice: the shell's, which waits for room, and the engine's, which does not. Invariant:
+what the shell's commands can do to it (modes, a stopped output, typed input that nobody read) does not outlast a run;
+the engine holds the inner end open as well, so the outer one never sees a hang-up; and what nobody reads between runs
+waits in the kernel's bounded buffer.
 
 What is written to a terminal reaches its other end a moment later, so the end of a run's output is found with a fence:
 once the run is known to be over, the engine writes a number of its own to the inner end and reads up to it.

@@ -109,7 +109,7 @@ def accepted(frame: bytes) -> bool:
 def test_both_sides_accept_the_same_frames_of_a_hundred_thousand(tmp_path: Path) -> None:
     print(f"seed {seed()}: {NUM_FRAMES} frames for both decoders")
     frames = list(mutated(random.Random(seed()), FRAMES, NUM_FRAMES, [int(kind) for kind in Kind]))
-    program = compiled("decode_frames", ("wire", "transfer", "archive", "archive_io"), tmp_path)
+    program = compiled("decode_frames", ("wire", "transfer", "archive", "archive_io", "session"), tmp_path)
     stream = b"".join(struct.pack("<I", len(frame)) + frame for frame in frames)
     done = subprocess.run([program], input=stream, capture_output=True, timeout=100)
     assert done.returncode == 0, f"seed {seed()}: {done.stderr.decode(errors='replace')}"
