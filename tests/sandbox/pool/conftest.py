@@ -29,10 +29,11 @@ def builder() -> FakeBuilder:
 
 @pytest.fixture
 def open_pool(builder: FakeBuilder) -> Callable[..., AbstractAsyncContextManager[SandboxPool]]:
-    """A pool on the fake builder, with these settings, whose clock is the loop's."""
+    """A pool on the fake builder, with these settings, whose clock is the loop's; the machine holds nothing back."""
 
     def start(**fields: Any) -> AbstractAsyncContextManager[SandboxPool]:
-        fields = {"min_free_bytes": 0, "max_memory_pressure": 1.0, "max_io_pressure": 1.0, **fields}
-        return SandboxPool.start(builder, PoolConfig(**fields), clock=anyio.current_time)  # type: ignore[arg-type]
+        ease = {"memory_bytes": 1 << 50, "pids": 1 << 30, "min_free_bytes": 0}
+        ease |= {"max_memory_pressure": 1.0, "max_io_pressure": 1.0}
+        return SandboxPool.start(builder, PoolConfig(**ease | fields), clock=anyio.current_time)  # type: ignore[arg-type]
 
     return partial(start)
