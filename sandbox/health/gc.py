@@ -16,13 +16,14 @@ import msgspec
 
 from sandbox.estate.state import destroy_cgroup, reconcile
 from sandbox.health.census import Census, dead_cgroups, dead_processes, read_engines, take_census
-from sandbox.health.processes import kill, snapshot
+from sandbox.health.processes import ProcessInfo, kill, lives, snapshot
 from sandbox.layers.collecting import collect_layers
 from sandbox.layers.folder import FOLDER
 from sandbox.types import GIB
 
 MAX_LAYER_BYTES = 10 * GIB
 _POLL_S = 0.02
+_KILL_TIMEOUT_S = 2.0
 
 
 class Collection(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +36,8 @@ class Collection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def collect(state_dir: Path, patience_s: float = 3.0, max_layer_bytes: int = MAX_LAYER_BYTES) -> Collection:
-    """Remove every leftover; blocks up to about `patience_s`, and 5 s more for each cgroup that does not empty.
+    """Remove every leftover; blocks up to about `patience_s`, 2 s for what must be killed, and 5 s more for each cgroup
+    that does not empty.
 
     Args:
         state_dir: whose engines; cgroups of engines with other, deleted state directories go too.
@@ -79,20 +81,26 @@ def _await_wardens(state_dir: Path, patience_s: float) -> None:
 
 
 def _kill_processes(state_dir: Path, failed: list[str]) -> None:
-    """Kill until none is left: a process may fork while we look."""
-    deadline = time.monotonic() + 2.0
+    """Kill until none is left: a process may fork while we look.
+
+    Once its warden is dead nothing tells whose a process was, so those that were seen are remembered until they end.
+    """
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    seen: set[ProcessInfo] = set()
     while time.monotonic() < deadline:
         table = snapshot()
-        found = dead_processes(state_dir, read_engines(state_dir, table), table)
-        if not found:
+        seen |= set(dead_processes(state_dir, read_engines(state_dir, table), table))
+        seen = {info for info in seen if lives(info)}
+        if not seen:
             return
-        for info in found:
+        for info in seen:
             try:
                 kill(info)
             except PermissionError as error:
                 failed.append(f"process {info.pid} ({info.name}): {error.strerror}")
                 return
         time.sleep(_POLL_S)
+    failed += [f"process {info.pid} ({info.name}): does not end" for info in seen]
 
 
 def _remove_cgroups(state_dir: Path, failed: list[str]) -> None:

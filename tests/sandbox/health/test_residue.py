@@ -78,10 +78,10 @@ class Engine:
         return text
 
     def kill(self, *others: ProcessInfo) -> None:
-        """Kill the engine, and others with it, at once."""
-        self.process.send_signal(signal.SIGKILL)
+        """Kill the engine, and others with it, at once; itself last, for a warden that sees its end cleans up."""
         for info in others:
             kill(info)
+        self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         self.close()
 
