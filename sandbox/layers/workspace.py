@@ -22,12 +22,16 @@ from sandbox.layers.nodes import Delta, differences, hidden, reachable
 from sandbox.layers.reading import read_workspace
 from sandbox.layers.store import LayerStore, NewLayer
 from sandbox.layers.types import MAX_DEPTH, Change, Layer
+from sandbox.layers.writing import TreeWriter
 from sandbox.protocol.warden import Warden
 from sandbox.types import Skipped
 
 
 class Inhabitant(Protocol):
     """What a workspace asks of its sandbox."""
+
+    @property
+    def alive(self) -> bool: ...
 
     @property
     def frozen(self) -> bool: ...
@@ -90,6 +94,7 @@ class Workspace:
         self._warden = warden
         self._jail = jail
         self._limiter = limiter
+        self._turn = anyio.Lock()
 
     async def diff(self, box: Inhabitant, caps: FullCaps, *, busy: bool) -> tuple[Change, ...]:
         """What is not as it was in the base (without one: in an empty workspace), by path.
@@ -105,9 +110,37 @@ class Workspace:
             LayerError: over the caps, a path of more than 4,000 bytes or 256 levels, or changed while it was read.
             SandboxDiedError: the sandbox has ended.
         """
-        async with standing_still(box, busy):
-            delta = await read_workspace(self._warden, self._jail, caps, None, self._limiter)
-        return await anyio.to_thread.run_sync(self._compare, delta, limiter=self._limiter)
+        async with self._holding_base():
+            delta = await self._read(box, caps, None, busy)
+            return await anyio.to_thread.run_sync(self._compare, delta, limiter=self._limiter)
+
+    async def _read(self, box: Inhabitant, caps: FullCaps, writer: TreeWriter | None, busy: bool) -> Delta:
+        async with self._turn:  # the warden reads for one at a time
+            self._require_alive(box)
+            async with standing_still(box, busy):
+                delta = await read_workspace(self._warden, self._jail, caps, writer, self._limiter)
+        self._require_alive(box)
+        return delta
+
+    def _require_alive(self, box: Inhabitant) -> None:
+        """The jail of a lease that is over may serve another tenant, whose workspace that would be."""
+        if not box.alive:
+            raise SandboxDiedError("the sandbox ended while its workspace was read")
+
+    @asynccontextmanager
+    async def _holding_base(self) -> AsyncIterator[None]:
+        """The base stays while it is needed, also when the sandbox ends meanwhile."""
+        if self.base is None:
+            yield
+            return
+        if not self._store.pin_again(self.base.chain):
+            raise SandboxDiedError("the sandbox has ended, and with it the use of its base")
+        try:
+            yield
+        finally:
+            if unused := self._store.unpin(self.base.chain):
+                with anyio.CancelScope(shield=True):
+                    await anyio.to_thread.run_sync(self._store.retire, unused, limiter=self._limiter)
 
     def _compare(self, delta: Delta) -> tuple[Change, ...]:
         base = {} if self.base is None else self._store.view(self.base)
@@ -134,10 +167,13 @@ class Workspace:
             ExhaustedError: its disk is full.
             SandboxDiedError: the sandbox has ended.
         """
+        async with self._holding_base():
+            return await self._seal(box, caps, busy)
+
+    async def _seal(self, box: Inhabitant, caps: FullCaps, busy: bool) -> Layer:
         new = await anyio.to_thread.run_sync(self._store.create, limiter=self._limiter)
         try:
-            async with standing_still(box, busy):
-                delta = await read_workspace(self._warden, self._jail, caps, new.writer, self._limiter)
+            delta = await self._read(box, caps, new.writer, busy)
             with anyio.CancelScope(shield=True):  # moments: what was made is pinned, or removed
                 layer = await anyio.to_thread.run_sync(self._commit, new, delta, limiter=self._limiter)
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from sandbox.errors import ConfigError, LayerError, SandboxDiedError
+from sandbox.errors import ConfigError, LayerError, SandboxDiedError, SandboxError
 from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.layers.folder import idents_in
 from sandbox.layers.types import Layer
@@ -109,6 +110,7 @@ async def test_a_frozen_sandbox_can_be_sealed_and_stays_frozen(under_host: Sandb
 
 COUNT = """
 import os
+import random
 n = 0
 print("ready", flush=True)
 while True:
@@ -343,3 +345,49 @@ async def test_nothing_of_the_host_or_of_what_lies_beneath_can_be_named(
         assert str(under_host.state_dir) not in mounts
         assert base.ident not in mounts
         assert await shell(box, "ls -A /.rollout /.rollout/* 2>&1 | grep -c -e up -e work -e tree || true") == "0\n"
+
+
+async def test_a_lease_that_ends_while_it_is_sealed_never_gets_the_next_tenants_files(
+    layer_host: SandboxHost, jail: JailName
+) -> None:
+    """Neither as a layer nor as a difference; and the base that it needs for either stays until then."""
+    spec, rng = SandboxSpec(jail=jail), random.Random(2)
+    ends = {"in time": 0, "too late": 0}
+    for _ in range(25):
+        async with layer_host.acquire(spec) as box:
+            await shell(box, "for n in 1 2 3 4 5 6 7 8 9; do echo $n >$n; done")
+            base = await box.seal()
+        one = await layer_host.build(jail=jail)
+        first = await layer_host.lease(one, spec, base)
+        await layer_host.layers.release(base)
+        results: list[set[str]] = []
+        async with anyio.create_task_group() as group:
+            for act in (_names_sealed, _names_changed):
+                group.start_soon(act, layer_host, first, results)
+            await anyio.sleep(rng.choice((0, 0.001, 0.002, 0.004)))
+            if await layer_host.reset(first):
+                second = await layer_host.lease(one, spec)
+                await second.write_file("secret", b"1")
+        await layer_host.destroy(one)
+        for names in results:
+            assert "secret" not in names
+        ends["in time" if results else "too late"] += 1
+    assert ends["too late"] > 0
+    assert idents_in(layer_host.layers.store.root) == []
+    assert not layer_host.layers.store._pins
+
+
+async def _names_sealed(host: SandboxHost, box: Sandbox, results: list[set[str]]) -> None:
+    try:
+        layer = await box.seal()
+    except SandboxError:
+        return
+    results.append({path.decode() for path in host.layers.store.view(layer)})
+    await host.layers.release(layer)
+
+
+async def _names_changed(host: SandboxHost, box: Sandbox, results: list[set[str]]) -> None:
+    try:
+        results.append({change.path for change in await box.diff()})
+    except SandboxError:
+        return
