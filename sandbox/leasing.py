@@ -1,8 +1,8 @@
 """How jails pass from lease to lease, and how they end.
 
 Owns: the control groups of leases. Invariant: a jail is leased again only when everything of the last lease is proven
-gone and its mounts are new; a set of control groups serves again only when nobody is in it, and it is thawed and
-emptied; whatever cannot be shown to be so is kept apart until the engine's end.
+gone, and its mounts are new or proven to be as new ones are; a set of control groups serves again only when nobody is
+in it, and it is thawed and emptied; whatever cannot be shown to be so is kept apart until the engine's end.
 """
 
 from __future__ import annotations
@@ -179,12 +179,14 @@ class Leasing:
         jail = box.jail
         if not jail.alive:
             return jail.why_died or "the sandbox was closed"
-        if why := explain(await jail.end_contents()):
+        residue = await jail.end_contents()
+        if why := explain(residue):
             return why
         if not await self._give_back(box):
             return "somebody is still in its control groups"
         base = jail.base if jail.base is not None and self._bases.wanted(jail.base) else None
-        await self.renew(jail, jail.size, base)
+        if residue.touched or base is not jail.base:
+            await self.renew(jail, jail.size, base)
         jail.sandbox = None
         return ""
 

@@ -264,6 +264,8 @@ static void on_engine(int wake)
         return;
     if (got <= 0)
         _exit(0); /* the engine is gone, and with this process everything in here */
+    if (frame.header.kind != WIRE_CLEAN && frame.header.kind != WIRE_PING)
+        clean_note();
     if (frame.header.kind == WIRE_RUN || frame.header.kind == WIRE_PUT ||
         frame.header.kind == WIRE_UNPACK || frame.header.kind == WIRE_PACK)
         start(&frame, wake);

@@ -2,7 +2,8 @@
  *
  * Invariant: a count of zero is proof. No process: every process in here descends from this first
  * one, so where it has no child there is nobody. No socket and no counter that has moved: nothing
- * went over the loopback, so nothing of it waits in the kernel. */
+ * went over the loopback, so nothing of it waits in the kernel. Mounts that are not touched: they hold
+ * as many inodes as new ones, so nothing but their roots, and those read as before in all that can be set. */
 #define _GNU_SOURCE
 #include "native.h"
 
@@ -16,7 +17,10 @@
 #include <sys/msg.h>
 #include <sys/sem.h>
 #include <sys/shm.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -34,6 +38,19 @@ union semaphore_argument { /* the caller has to define it, says semctl(2) */
     struct seminfo *all;
 };
 
+static const char *const writable[] = {"/workspace", "/tmp", "/dev/shm"};
+#define NUM_WRITABLE 3
+
+struct mounts { /* all that a tenant can change of mounts which hold nothing; no padding inside */
+    struct {
+        uint64_t mode, owner, group, num_links, num_bytes, num_attribute_bytes;
+        struct timespec read, written, changed;
+    } roots[NUM_WRITABLE];
+    uint64_t free_blocks, free_inodes;
+};
+
+static struct mounts before;
+static int noted;
 static uint64_t network_at_start;
 
 static int64_t monotonic_ms(void)
@@ -189,6 +206,47 @@ static uint64_t digest_network(void)
     return digest;
 }
 
+/* -1: something cannot be read, which is no proof. */
+static int read_mounts(struct mounts *now)
+{
+    struct statfs space;
+    struct stat info;
+
+    memset(now, 0, sizeof *now);
+    for (int i = 0; i < NUM_WRITABLE; i++) {
+        ssize_t attributes = listxattr(writable[i], NULL, 0);
+        if (stat(writable[i], &info) < 0 || (attributes < 0 && errno != ENOTSUP))
+            return -1;
+        now->roots[i].mode = info.st_mode;
+        now->roots[i].owner = info.st_uid;
+        now->roots[i].group = info.st_gid;
+        now->roots[i].num_links = info.st_nlink;
+        now->roots[i].num_bytes = (uint64_t)info.st_size;
+        now->roots[i].num_attribute_bytes = attributes < 0 ? 0 : (uint64_t)attributes;
+        now->roots[i].read = info.st_atim;
+        now->roots[i].written = info.st_mtim;
+        now->roots[i].changed = info.st_ctim;
+    }
+    if (statfs(writable[0], &space) < 0)
+        return -1;
+    now->free_blocks = space.f_bfree;
+    now->free_inodes = space.f_ffree;
+    return 0;
+}
+
+void clean_note(void)
+{
+    if (noted == 0)
+        noted = read_mounts(&before) == 0 ? 1 : -1;
+}
+
+static uint32_t are_touched(void)
+{
+    struct mounts now;
+
+    return noted != 0 && (noted < 0 || read_mounts(&now) < 0 || memcmp(&now, &before, sizeof now) != 0);
+}
+
 void clean_begin(void)
 {
     network_at_start = digest_network();
@@ -200,4 +258,6 @@ void clean(struct wire_residue *residue)
     residue->num_ipc = end_ipc();
     residue->num_sockets = await_no_sockets();
     residue->network = digest_network() != network_at_start;
+    residue->touched = are_touched();
+    noted = 0;
 }

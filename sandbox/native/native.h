@@ -47,6 +47,7 @@ pid_t command_transfer(const struct wire_frame *frame, struct command_slot *slot
 
 /* cleaning.c: the end of a lease */
 void clean_begin(void); /* said once, before anything has run */
+void clean_note(void);  /* said before anything is done in a lease */
 void clean(struct wire_residue *residue);
 
 /* sweep.c: processes by descent, where no cgroup holds them together: those below that keeper (0: below none of them)

@@ -150,11 +150,12 @@ struct wire_caps {
     uint64_t num_entries;
 };
 
-struct wire_residue { /* what a lease has left inside; nothing is said of the mounts, which are made anew */
+struct wire_residue { /* what a lease has left inside; all but the last mean that the jail serves nobody else */
     uint32_t num_processes;
     uint32_t num_ipc;     /* System V segments, semaphore sets and queues that do not go */
     uint32_t num_sockets;
     uint32_t network;     /* 1: a counter of the network namespace is not what it was at the start */
+    uint32_t touched;     /* 1: the writable mounts are not as they were, and must be made anew */
 };
 
 struct wire_held {

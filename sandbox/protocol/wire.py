@@ -29,7 +29,7 @@ _RLIMIT = struct.Struct("<IIQQ")
 _RESULT = struct.Struct("<IIQQQQQ")
 _SPACE = struct.Struct("<QQII")
 _CAPS = struct.Struct("<QQ")
-_RESIDUE = struct.Struct("<IIII")
+_RESIDUE = struct.Struct("<IIIII")
 _HELD = struct.Struct("<IIQQQ")
 
 
@@ -139,7 +139,7 @@ class Space(NamedTuple):
 
 
 class Residue(NamedTuple):
-    """What a lease has left inside, beside the mounts, which are made anew; all zero: nothing."""
+    """What a lease has left inside; all zero: nothing."""
 
     num_processes: int
     num_ipc: int
@@ -147,6 +147,8 @@ class Residue(NamedTuple):
     num_sockets: int
     network: int
     """1: a counter of the network namespace is not what it was when the jail was built."""
+    touched: int
+    """1: the writable mounts are not as they were when the lease began, and must be made anew."""
 
 
 class Held(NamedTuple):
