@@ -211,12 +211,16 @@ class Jail:
             await self.ping()
 
     async def ping(self) -> None:
-        """Returns when the agent answers.
+        """Returns when the agent answers; one that does not is taken for dead, and ended.
 
         Raises:
             SandboxDiedError: it is dead, or silent for 2 s.
         """
-        await self._ask(Kind.PING, Kind.PONG, _PING_TIMEOUT_S)
+        try:
+            await self._ask(Kind.PING, Kind.PONG, _PING_TIMEOUT_S)
+        except SandboxDiedError as error:
+            self.mark_dead(str(error))
+            raise
 
     async def end_contents(self) -> Residue:
         """Ends all that a lease has left running or lasting inside, and counts what stays.

@@ -235,13 +235,13 @@ class SandboxUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What a sandbox holds and has used so far; None where this host cannot tell."""
 
     memory_bytes: int | None
-    """Charged to the sandbox now, its agent, files in the writable mounts and page cache included."""
+    """Charged to what the sandbox runs, files in the writable mounts and page cache included."""
     peak_memory_bytes: int | None
     """Highest of `memory_bytes` since the sandbox's start."""
     cpu_s: float | None
     """User and system CPU seconds of everything in the sandbox since its start."""
     pids: int | None
-    """Processes and threads alive now, the agent not counted (without cgroups: processes)."""
+    """Processes and threads alive now (without cgroups: processes)."""
     disk_bytes: int | None
     """Taken from the quota of the writable mounts."""
     inodes: int | None
