@@ -19,7 +19,7 @@ import msgspec
 from sandbox.config import SandboxConfig
 from sandbox.errors import CapabilityError, StartError
 from sandbox.estate.stage import stage_filter
-from sandbox.exhaustion import fault
+from sandbox.exhaustion import fault, fault_in
 from sandbox.health.capabilities import uid_capability, user_namespace_remedy
 from sandbox.images.resolve import IMAGES, resolve_image
 from sandbox.images.types import Image
@@ -136,7 +136,7 @@ class JailBuilder:
                 fake_root = uid_capability()
                 remedy = fake_root.remedy if fake_root.required and not fake_root.ok else user_namespace_remedy()
                 raise CapabilityError(f"this host does not let a jail be built: {why}", remedy) from error
-            raise StartError(why) from error
+            raise fault_in(why, StartError) from error
 
     async def _resolve(self, key: JailKey) -> Image:
         """On the loop only where it costs a few `stat`s: a named image that was resolved before."""

@@ -50,16 +50,18 @@ def fault(doing: str, number: int | None, otherwise: type[SandboxError] = Sandbo
     return ExhaustedError(f"{doing} ({os.strerror(number or 0)})", *found)
 
 
-def fault_in(words: str, otherwise: type[SandboxError], number: int = 0) -> SandboxError:
-    """The same for words of a jail tool or the warden, which hold the system's own for the errno.
-
-    Args:
-        number: the errno that came with them, if one did.
-    """
-    for code, found in _BUILDING.items():
-        if os.strerror(code) in words or (code == number and code in _ALWAYS):
+def fault_in(words: str, otherwise: type[SandboxError]) -> SandboxError:
+    """The same for words of a jail tool, which hold the system's own for the errno."""
+    for number, found in _BUILDING.items():
+        if os.strerror(number) in words:
             return ExhaustedError(words, *found)
     return otherwise(words)
+
+
+def fault_with(words: str, number: int, otherwise: type[SandboxError]) -> SandboxError:
+    """The same for words of the warden and the errno that came with them, of a call of its own."""
+    found = _ALWAYS.get(number)
+    return otherwise(words) if found is None else ExhaustedError(words, *found)
 
 
 def exhausted_writing(path: str, error: OSError) -> ExhaustedError | None:

@@ -17,7 +17,7 @@ import anyio
 
 from sandbox.errors import CapabilityError, ProtocolError, SandboxDiedError, SandboxError, StartError
 from sandbox.estate.subuid import SubordinateIds, map_ids
-from sandbox.exhaustion import fault, fault_in
+from sandbox.exhaustion import fault, fault_with
 from sandbox.health.capabilities import user_namespace_remedy
 from sandbox.protocol.link import FrameLink
 from sandbox.protocol.wire import VERSION, Frame, Item, Kind, Tag, encode
@@ -196,7 +196,7 @@ class Warden:
         frame = await self._ask(Kind.START, ident, items, fds)
         if frame.kind != Kind.STARTED:
             words = (frame.value(Tag.TEXT) or b"").rstrip(b"\0").decode(errors="replace").strip()
-            raise fault_in(words or os.strerror(frame.errno()), StartError, frame.errno())
+            raise fault_with(words or os.strerror(frame.errno()), frame.errno(), StartError)
         return frame.errno()
 
     async def renew(self, ident: int, items: Sequence[Item]) -> None:

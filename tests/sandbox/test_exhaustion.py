@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import multiprocessing
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 
-import anyio
 import pytest
 
 from sandbox.errors import ExhaustedError, SandboxError, StartError
 from sandbox.exhaustion import exhausted_writing, fault, fault_in
-from sandbox.host import SandboxConfig, SandboxHost
-
-CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
+from tests.sandbox.conftest import REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -46,27 +42,30 @@ def test_what_says_nothing_of_want_stays_what_the_caller_names() -> None:
     assert exhausted_writing("/x", PermissionError(errno.EACCES, "no")) is None
 
 
-def fill(state_dir: str, told: Connection) -> None:
-    """In a mount namespace of its own: an engine on a full disk; tells what it raised."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    steps = (
-        lambda: libc.unshare(CLONE_NEWNS),
-        lambda: libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None),
-        lambda: libc.mount(b"tmpfs", state_dir.encode(), b"tmpfs", 0, b"size=64k,mode=755"),
-    )
-    for step in steps:
-        if step() != 0:
-            told.send((os.strerror(ctypes.get_errno()), "", ""))
-            return
-    try:
-        anyio.run(start, state_dir)
-    except SandboxError as error:
-        told.send((type(error).__name__, getattr(error, "resource", ""), getattr(error, "remedy", "")))
+ENGINE_ON_A_FULL_DISK = """
+import ctypes, os, sys
+import anyio
+from sandbox.errors import SandboxError
+from sandbox.host import SandboxConfig, SandboxHost
 
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
+state_dir, libc = sys.argv[1], ctypes.CDLL(None, use_errno=True)
+for failed in (
+    libc.unshare(CLONE_NEWNS),
+    libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None),
+    libc.mount(b"tmpfs", state_dir.encode(), b"tmpfs", 0, b"size=64k,mode=755"),
+):
+    assert not failed, os.strerror(ctypes.get_errno())
 
-async def start(state_dir: str) -> None:
+async def main():
     async with SandboxHost.start(SandboxConfig(state_dir=state_dir)):
         pass
+
+try:
+    anyio.run(main)
+except SandboxError as error:
+    print(type(error).__name__, getattr(error, "resource", ""), getattr(error, "remedy", ""), sep="|")
+"""
 
 
 @pytest.fixture
@@ -80,13 +79,15 @@ def open_folder() -> Iterator[Path]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="environment: mounting a file system needs root")
 def test_a_full_state_directory_is_a_fault_that_names_the_disk(open_folder: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    reading, writing = context.Pipe(duplex=False)
-    child = context.Process(target=fill, args=(str(open_folder), writing))
-    child.start()
-    writing.close()
-    assert reading.poll(60)
-    kind, resource, remedy = reading.recv()
-    child.join(30)
+    done = subprocess.run(
+        [sys.executable, "-c", ENGINE_ON_A_FULL_DISK, str(open_folder)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    kind, resource, remedy = done.stdout.split("|")
     assert (kind, resource) == ("ExhaustedError", "disk space")
     assert "state_dir" in remedy
