@@ -90,7 +90,8 @@ async def measure(plan: Plan) -> Findings:
     findings.notes += [
         "each kind in an engine of its own, the leased first; host memory: how much less was available (MemAvailable, "
         "median over a second) once all were there, engine included",
-        f"an idle one holds {descriptors:.2g} descriptors of the engine",
+        f"an idle one holds {descriptors:.2g} descriptors of the engine, and "
+        f"{idle.engine_bytes / idle.count / KIB:.3g} KiB of its memory, which are counted",
         f"a command is {PROGRAM}, in every sandbox once, one at a time, in a shuffled order",
     ]
     await anyio.to_thread.run_sync(_draw, courses, folder, findings)

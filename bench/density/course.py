@@ -18,7 +18,7 @@ import anyio.to_thread
 import msgspec
 
 from bench.density.fleet import Fleet, open_fleet
-from bench.density.room import require_more_room, settled_bytes
+from bench.density.room import require_more_room, resident_bytes, settled_bytes
 from bench.machine import available_bytes
 from bench.records import CannotMeasure
 from sandbox.health.census import Census, take_census
@@ -58,6 +58,8 @@ class Course(msgspec.Struct, kw_only=True):
     """Until all were there."""
     used_bytes: int = 0
     """Host memory of all, idle, after they came up."""
+    engine_bytes: int = 0
+    """Of these: growth of the engine's resident set."""
     used_later_bytes: int = 0
     """The same, after each has run a command."""
     num_processes: int = 0
@@ -90,9 +92,11 @@ async def run_course(name: str, count: int, spec: SandboxSpec, config: SandboxCo
             pass  # what the first sandbox sets up is not counted to the others
         async with open_fleet(host, spec, leased=leased) as fleet:
             unused_bytes = await settled_bytes()
+            engine_bytes = resident_bytes()
             num_processes, num_descriptors = await _held()
             await _grow(fleet, course, unused_bytes)
             course.used_bytes = unused_bytes - await settled_bytes()
+            course.engine_bytes = resident_bytes() - engine_bytes
             processes, descriptors = await _held()
             course.num_processes = processes - num_processes
             course.num_descriptors = descriptors - num_descriptors

@@ -83,6 +83,11 @@ def free_processes() -> int:
     return int(Path("/proc/sys/kernel/pid_max").read_text()) - in_use - _SPARE_PROCESSES
 
 
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 async def settled_bytes() -> int:
     """Available memory: the median of readings over a good second, for others use memory too."""
     readings = []
