@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     state_dir: str | None = None
 
 
-QUICK = Plan(concurrencies=(1, 64), rounds=3, slice_s=0.25, budget_s=8.0, patience_s=2.0, may_obtain=False)
+QUICK = Plan(concurrencies=(1, 64), rounds=3, slice_s=0.2, budget_s=6.0, patience_s=1.5, may_obtain=False)
 
 
 async def run(quick: bool) -> Findings:
