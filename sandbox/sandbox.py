@@ -20,6 +20,7 @@ from sandbox.commands.kept import KeptStreams
 from sandbox.commands.launch import check_modes, run_frame, send_run
 from sandbox.commands.process import Process
 from sandbox.commands.rlimits import limit_items
+from sandbox.commands.shell import num_busy
 from sandbox.commands.usage import begin, measure
 from sandbox.errors import ProtocolError, SandboxDiedError, SandboxError, SandboxFrozenError
 from sandbox.files.caps import Caps
@@ -380,13 +381,13 @@ class Sandbox:
         """What is not as it was in the base; see `Workspace.diff`."""
         self._require_alive()
         caps = Caps(max_bytes, max_entries).within(self.spec.limits)
-        return await self.workspace.diff(self, caps, busy=bool(self._running))
+        return await self.workspace.diff(self, caps, busy=num_busy(self._running.values()) > 0)
 
     async def seal(self, *, max_bytes: int | None = None, max_entries: int | None = None) -> Layer:
         """The workspace as it is now, as a base for others; see `Workspace.seal`."""
         self._require_alive()
         caps = Caps(max_bytes, max_entries).within(self.spec.limits)
-        return await self.workspace.seal(self, caps, busy=bool(self._running))
+        return await self.workspace.seal(self, caps, busy=num_busy(self._running.values()) > 0)
 
     async def usage(self) -> SandboxUsage:
         """What the sandbox holds and has used, now; while it is frozen, only what its control groups tell.
@@ -396,4 +397,4 @@ class Sandbox:
         """
         self._require_alive()
         space = None if self.frozen else await self._requests.ask_space()
-        return measure(self._cgroups, space, len(self._running))
+        return measure(self._cgroups, space, num_busy(self._running.values()))

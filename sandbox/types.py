@@ -247,7 +247,7 @@ class SandboxUsage(msgspec.Struct, frozen=True, kw_only=True):
     inodes: int | None
     """Files, directories and links in the writable mounts."""
     num_running: int
-    """Commands whose foreground process has not ended."""
+    """Commands whose foreground process has not ended; a session's shell counts during a run alone."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

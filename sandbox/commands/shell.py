@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from sandbox.types import Command
@@ -19,8 +20,23 @@ class Shell(Command, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class Companion(Protocol):
     """Who else has descriptors for a running command, and wants to know of its end."""
 
+    @property
+    def idle(self) -> bool:
+        """Does the command wait for work, and nothing else?"""
+
     def ended(self) -> None:
         """Told once; must not block."""
 
     def disown(self) -> list[int]:
         """See `sandbox.protocol.forks`."""
+
+
+class Companionable(Protocol):
+    """A `Process`, as far as its session is concerned."""
+
+    companion: Companion | None
+
+
+def num_busy(processes: Iterable[Companionable]) -> int:
+    """How many do something: a session's shell between two runs does not."""
+    return sum(process.companion is None or not process.companion.idle for process in processes)

@@ -34,6 +34,8 @@ BASH_SETUP = "set +o history; unset HISTFILE; shopt -s execfail"
 """Nothing is remembered in files, and an `exec` of what does not exist ends nothing, as on a terminal."""
 TERMINAL_SETUP = "exec 2>/dev/null"
 """The shell has its terminal by now; what it says by itself (prompts) is for nobody."""
+NO_PROMPTS = "PS1= PS2="
+"""For a shell that writes them to 1, as busybox's."""
 READ_ENV = rf"( POSIXLY_CORRECT={_MARK}; \unset -f command; \command -p cat /proc/self/environ )"
 """A script that prints what the shell exports."""
 

@@ -22,7 +22,7 @@ from sandbox.errors import ConfigError, SandboxDiedError, SandboxError, SandboxF
 from sandbox.protocol.forks import Owner
 from sandbox.protocol.wire import Kind
 from sandbox.sessions.control import Control
-from sandbox.sessions.dialect import READ_ENV, TERMINAL_SETUP, Report, parse_env, run_lines, script_bytes
+from sandbox.sessions.dialect import NO_PROMPTS, READ_ENV, TERMINAL_SETUP, Report, parse_env, run_lines, script_bytes
 from sandbox.sessions.holder import Holder, HolderGoneError
 from sandbox.sessions.outcome import End, checked, flood_bytes, make_outcome, make_usage, why_killed
 from sandbox.sessions.streams import Kept, Streams
@@ -98,7 +98,7 @@ class Session:
 
     async def settle_in(self) -> None:
         """Takes the shell's own words off its terminal, before the first run."""
-        self._control.say(TERMINAL_SETUP)
+        self._control.say(TERMINAL_SETUP if self.bash else f"{NO_PROMPTS}; {TERMINAL_SETUP}")
         self._begin()
         try:
             await self._execute(":", _OURS, quiet=True)
@@ -119,6 +119,11 @@ class Session:
         """Told by the control socket: the shell's own descriptor was written to."""
         self._spoiled = True
         self._news.set()
+
+    @property
+    def idle(self) -> bool:
+        """Is no run on?"""
+        return not self._busy
 
     def ended(self) -> None:
         """Told by the process."""
@@ -169,7 +174,7 @@ class Session:
             wall_s = time.monotonic() - began_s
             with files.vanishing():
                 after = self._cgroups.read(self._process.leaf) if self._home.alive else before
-                peak = self._cgroups.peak_bytes(self._process.leaf)
+                peak = self._cgroups.peak_bytes(self._process.leaf) if self._home.alive else None
             usage = make_usage(before, after, wall_s, cpu_us, peak)
             refused = after.pids_refused - before.pids_refused
             return make_outcome(end, kept, usage, refused, self._home.unenforced)

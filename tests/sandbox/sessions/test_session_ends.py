@@ -10,13 +10,14 @@ import pytest
 from sandbox.errors import SandboxDiedError, SandboxFrozenError
 from sandbox.host import SandboxHost
 from sandbox.sandbox import Sandbox
+from sandbox.sessions import holder
 from sandbox.sessions.session import Session
 from sandbox.types import MIB, Command, JailName, Reason, SandboxSpec
 from tests.sandbox.sessions.conftest import LIMITS
 from tests.sandbox.sessions.inside import names_become
 
 pytestmark = pytest.mark.anyio
-SHORT_S = 0.25
+SHORT_S = 0.2
 
 
 async def still_works(session: Session) -> None:
@@ -124,6 +125,36 @@ async def test_a_session_whose_holder_is_killed_ends(any_box: Sandbox) -> None:
     async with any_box.session() as session:
         outcome = await session.run(f"{script}; sleep 50", timeout_s=SHORT_S)
         assert (outcome.reason, outcome.signal) == (Reason.TIMEOUT, 9)
+
+
+async def test_a_stopped_holder_delays_the_end_by_its_deadline_alone(
+    box: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holder, "_ANSWER_S", 0.5)
+    stop = "for p in /proc/[0-9]*; do read -r n <$p/comm; [ $n = rollout-holder ] && kill -STOP ${p#/proc/}; done"
+    async with box.session() as session:
+        outcome = await session.run(f"{stop}; sleep 50", timeout_s=SHORT_S)
+        assert (outcome.reason, outcome.signal) == (Reason.TIMEOUT, 9)
+        assert outcome.usage.wall_s < 10
+        await names_become(box)
+
+
+async def test_what_leaves_no_room_for_a_process_is_ended(any_box: Sandbox) -> None:
+    async with any_box.session() as session:
+        outcome = await session.run("while :; do sleep 50 & done", timeout_s=0.5)
+        assert outcome.reason is Reason.TIMEOUT
+        if session.alive:
+            await still_works(session)
+        await names_become(any_box, *([b"bash"] if session.alive else []))
+
+
+async def test_monitor_mode_changes_nothing_of_that(any_box: Sandbox) -> None:
+    async with any_box.session() as session:
+        await session.run("set -m; sleep 61 >/dev/null 2>&1 &")
+        for script in ("sleep 50", "sleep 51 & sleep 52", "sleep 50 | cat"):
+            outcome = await session.run(script, timeout_s=SHORT_S)
+            assert outcome.reason is Reason.TIMEOUT
+            await names_become(any_box, b"bash", b"sleep")
 
 
 async def test_who_speaks_in_the_shells_place_ends_the_session(session: Session) -> None:
