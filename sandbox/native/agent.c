@@ -241,7 +241,9 @@ static void end_lease(uint32_t id)
     struct wire_out out;
 
     clean(&residue);
-    memset(commands, 0, sizeof commands);
+    for (int i = 0; i < MAX_COMMANDS; i++)
+        if (commands[i].pid) /* the others are not written: each page of an idle agent counts */
+            commands[i].pid = 0;
     wire_begin(&out, WIRE_CLEANED, id);
     wire_put(&out, TAG_RESIDUE, &residue, sizeof residue);
     wire_send(engine_fd, &out, NULL, 0);
