@@ -1,7 +1,8 @@
 """The process inside that holds a run's descriptors for the shell to open, and signals what the run has started.
 
 Owns: the socket to it. Invariant: it is in the hands of the sandboxed code, so an answer is believed about that code's
-own session only, a wrong or unasked one ends the conversation, and none is waited for longer than `_ANSWER_S`.
+own session only, a wrong or unasked one ends the conversation, and none is waited for longer than `_ANSWER_S`
+while the sandbox is not frozen.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import anyio
 
@@ -18,6 +19,7 @@ from sandbox.protocol.link import FrameLink
 from sandbox.protocol.wire import Frame, Held, Kind, Tag, encode
 
 _ANSWER_S = 5.0
+_MOST_WAITS = 12
 
 
 class HolderGoneError(SandboxError):
@@ -29,9 +31,11 @@ class Holder:
 
     Args:
         end: owned from now on.
+        frozen: does everything inside stand still?
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, frozen: Callable[[], bool] = lambda: False) -> None:
+        self._frozen = frozen
         self._link = FrameLink(end, self._on_frame, self._on_end)
         self._number = 0
         self._answer: asyncio.Future[Frame] | None = None
@@ -59,7 +63,9 @@ class Holder:
         try:
             with anyio.fail_after(_ANSWER_S, shield=True):
                 await self._link.send(encode(kind, self._number), fds)
-                frame = await answer
+            with anyio.CancelScope(shield=True):
+                await self._wait_for(answer)
+            frame = answer.result()
             return frame.held(), _directory(frame)
         except (SandboxDiedError, ProtocolError, TimeoutError) as error:
             self._answer = None
@@ -71,6 +77,16 @@ class Holder:
             raise
         finally:
             self._answer = None
+
+    async def _wait_for(self, answer: asyncio.Future[Frame]) -> None:
+        """As long as it takes while all stand still, up to a minute; else TimeoutError after `_ANSWER_S`."""
+        for _ in range(_MOST_WAITS):
+            done, _ = await asyncio.wait([answer], timeout=_ANSWER_S)
+            if done:
+                return
+            if not self._frozen():
+                break
+        raise TimeoutError
 
     def drop(self) -> None:
         """The run is over: its descriptors are closed there."""

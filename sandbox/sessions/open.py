@@ -111,7 +111,7 @@ async def _start(
             ends.callback(terminal.close)
         streams = [null] * 2 if terminal is None else [terminal.inner] * 3
         async with home.start(command, [theirs.fileno(), *streams, holders.fileno()]) as process:
-            session = Session(home, process, Holder(held), cgroups, kept, terminal)
+            session = Session(home, process, Holder(held, lambda: home.frozen), cgroups, kept, terminal)
             try:
                 theirs.close()
                 holders.close()

@@ -194,6 +194,7 @@ class Session:
         try:
             end, kept, _ = await self._execute(READ_ENV, _OURS, quiet=True)
             self._last_status = last
+            self._require_alive()
             if end.status or kept[0][1]:
                 why = kept[1][0].decode(errors="replace").strip()
                 raise SandboxError(f"the session's variables cannot be read: {why or 'too many'}")
@@ -252,6 +253,8 @@ class Session:
         self._streams = streams
         try:
             cpu_us = await self._start(streams, bool(how.stdin), terminal=isinstance(streams, TypedStreams))
+            if cpu_us is None:
+                return await self._last(Reason.SIGNAL), streams.result(), 0
             end = await self._to_the_end(how.timeout_s)
             await streams.settle()
             return end, streams.result(), max(0, (end.cpu_us or cpu_us) - cpu_us)
@@ -260,14 +263,14 @@ class Session:
             streams.close()
             self._streams = None
 
-    async def _start(self, streams: Streams | TypedStreams, stdin: bool, *, terminal: bool) -> int:
-        """Hands the run over; the CPU time used before it."""
+    async def _start(self, streams: Streams | TypedStreams, stdin: bool, *, terminal: bool) -> int | None:
+        """Hands the run over; the CPU time used before it, or None where somebody inside has ended the holder."""
         self._number += 1
         try:
             held, _ = await self._holder.ask(Kind.PREPARE, streams.theirs)
         except HolderGoneError:
             await self._finish()
-            raise SandboxDiedError("the session has ended: its holder was killed") from None
+            return None
         streams.begun()
         source, self._question = run_lines(
             held.pid,

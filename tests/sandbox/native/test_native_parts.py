@@ -47,6 +47,8 @@ FRAMES = (
         ],
     ),
     encode(Kind.KILL, 8),
+    encode(Kind.RUN, 9, [text(Tag.ARGV, "sh"), number(Tag.STDIO, 5), number(Tag.HOLDER, 2), number(Tag.KEEPER, 1)]),
+    encode(Kind.PREPARE, 10),
 )
 
 
