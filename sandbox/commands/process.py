@@ -92,14 +92,14 @@ class Process:
         self._deadline = loop.call_later(command.timeout_s, self._kill, Reason.TIMEOUT)
         self._give_up: asyncio.TimerHandle | None = None
         self._kill_again: asyncio.TimerHandle | None = None
-        self._cpus = min(cpus, os.cpu_count() or 1)
+        self._cpus = cpus
         self._cpu_look: asyncio.TimerHandle | None = None
         if leaf is not None and command.cpu_s is not None:
             self._plan_cpu_look(command.cpu_s)
 
     def _plan_cpu_look(self, left_s: float) -> None:
         """Looks again when what is left of the CPU time can be used up, and not before."""
-        pause_s = max(left_s / self._cpus, _CPU_LOOK_S)
+        pause_s = max(left_s / min(self._cpus, os.cpu_count() or 1), _CPU_LOOK_S)
         self._cpu_look = asyncio.get_running_loop().call_later(pause_s, self._look_at_cpu)
 
     def _look_at_cpu(self) -> None:
