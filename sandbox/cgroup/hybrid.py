@@ -40,6 +40,7 @@ class HybridSet:
         self._made = False
         self._cpu_before_us = 0
         self._peak_bytes = 0  # of earlier commands of this tenant
+        self._num_lent = 0  # leaves, to this tenant
 
     def start_plan(self) -> CgroupPlan:
         if self._made:
@@ -111,6 +112,8 @@ class HybridSet:
         files.write(f"{leaf}/cgroup.kill", "1")
 
     def reset_peak(self) -> None:
+        if self._num_lent == 1:
+            return  # `begin` has done so, and nothing has run since
         self._peak_bytes = max(self._peak_bytes, self._read_peak())
         files.write(f"{self._memory}/memory.max_usage_in_bytes", "0")
 
@@ -134,7 +137,7 @@ class HybridSet:
 
     def begin(self) -> None:
         files.write(f"{self._memory}/memory.max_usage_in_bytes", "0")
-        self._peak_bytes = 0
+        self._peak_bytes = self._num_lent = 0
         self._cpu_before_us = self._cpu_us()
 
     def _cpu_us(self) -> int:
