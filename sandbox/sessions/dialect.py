@@ -30,7 +30,7 @@ _MARK = "rollout"
 
 HELLO = r"""( POSIXLY_CORRECT=1; \unset -f printf; \printf '0 %d\n' $((${#BASH_VERSION} > 0)) ) >&0"""
 """Asks for report 0, whose status is 1 in bash."""
-BASH_SETUP = "set +o history; unset HISTFILE; shopt -s execfail"
+BASH_SETUP = "set +o history +H; unset HISTFILE; shopt -s execfail"
 """Nothing is remembered in files, and an `exec` of what does not exist ends nothing, as on a terminal."""
 TERMINAL_SETUP = "exec 2>/dev/null"
 """The shell has its terminal by now; what it says by itself (prompts) is for nobody."""
@@ -95,9 +95,9 @@ def run_lines(
     answer = f"\\printf '{number} %s\\n'"
     if not bash:
         return source, f'( \\set -- "$?"; \\unset -f printf; {answer} "$1" ) >&0'
-    clear = 'POSIXLY_CORRECT=$?; \\set -- "$POSIXLY_CORRECT"; \\unset -f declare printf; \\unset -v POSIXLY_CORRECT'
-    look = "\\declare -F . >/dev/null && x=. || x="
-    return source, f'( {clear}; {look}; {answer} "$1${{x:+ .}}" ) >&0'
+    clear = 'POSIXLY_CORRECT=$?; \\set -- "$POSIXLY_CORRECT"; \\unset -f declare printf set; \\unset -v POSIXLY_CORRECT'
+    look = '\\declare -F . >/dev/null && \\set -- "$1" .'
+    return source, f'( {clear}; {look}; {answer} "$1${{2:+ .}}" ) >&0'
 
 
 def parse_report(packet: bytes) -> Report | None:

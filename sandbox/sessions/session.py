@@ -259,7 +259,8 @@ class Session:
             await streams.settle()
             return end, streams.result(), max(0, (end.cpu_us or cpu_us) - cpu_us)
         finally:
-            self._kept.add(streams.take_open())
+            if self._home.alive:
+                self._kept.add(streams.take_open())
             streams.close()
             self._streams = None
 

@@ -179,6 +179,7 @@ async def test_a_closed_sandbox_ends_the_run_as_killed(host: SandboxHost, jail: 
             outcome = await session.run("echo begun; sleep 50")
         assert (outcome.reason, outcome.stdout) == (Reason.KILLED, b"begun\n")
         assert not session.alive
+        assert box._kept.disown() == []
         with pytest.raises(SandboxDiedError):
             await session.run("true")
 

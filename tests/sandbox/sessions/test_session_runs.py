@@ -95,6 +95,7 @@ async def test_whatever_a_script_is_its_shell_goes_on(box: Sandbox, shell: str) 
         ("(exit 23)", b"", 23, b""),
         ("echo $?; unset IFS", b" \n", 0, b""),
         ("readonly _x=1; _x=2; echo after", b"", 1 if bash else 2, b"_x"),
+        ("readonly x=1 y=2; shopt -s failglob 2>/dev/null; echo \"a!b\" '!!'", b"a!b !!\n", 0, b""),
         ("echo last", b"last\n", 0, b""),
     ]
     async with box.session(shell=shell) as session:
