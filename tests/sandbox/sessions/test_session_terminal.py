@@ -99,7 +99,7 @@ async def test_modes_and_a_stopped_output_do_not_outlast_a_run(box: Sandbox) -> 
         await session.run("stty raw -echo olcuc; printf '\\033[?1049h'")
         assert await shown(session, "stty -g") == before
         outcome = await session.run(
-            "stty -ixon; python3 -c 'import termios; termios.tcflow(1, termios.TCOOFF)'; echo x", timeout_s=1
+            "stty -ixon; python3 -c 'import termios; termios.tcflow(1, termios.TCOOFF)'; echo x", timeout_s=0.5
         )
         assert outcome.reason in (Reason.EXIT, Reason.TIMEOUT)
         assert b"on\n" in await shown(session, "echo on")
