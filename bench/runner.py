@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol
 
-import anyio
 import msgspec
 
 from bench.machine import this_machine, versions
 from bench.records import CannotMeasure, Claim, Measure, Report, Skipped
 from rollout import errors as rollout_errors
 from sandbox import errors as sandbox_errors
+from sandbox.loop import run_on_loop
 
 BENCHMARKS = {
     "sandbox": "what isolation costs: creating sandboxes, running commands in them, beside other ways",
@@ -75,7 +75,7 @@ def run_benchmark(name: str, *, quick: bool, options: Mapping[str, Any] | None =
         raise CannotMeasure(f"--{strange[0]} is not an option of bench {name}")
     machine, started_at, began = this_machine(), datetime.now(UTC), time.monotonic()
     try:
-        findings = anyio.run(partial(module.run, **options), quick, backend_options={"use_uvloop": True})
+        findings = run_on_loop(partial(module.run, **options), quick)
     except BaseException as error:
         cause = _first(error)
         if isinstance(cause, _NOT_MEASURED):

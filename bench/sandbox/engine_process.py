@@ -25,6 +25,7 @@ from bench.records import CannotMeasure
 from bench.rounds import timed
 from sandbox.errors import SandboxError
 from sandbox.host import SandboxConfig, SandboxHost
+from sandbox.loop import run_on_loop
 
 READY = b"ready\n"
 _PAGE = mmap.PAGESIZE
@@ -90,4 +91,4 @@ def _say(line: bytes) -> None:
 
 if __name__ == "__main__":
     with ballast(int(sys.argv[1])):
-        anyio.run(_serve, sys.argv[2] if len(sys.argv) > 2 else None, backend_options={"use_uvloop": True})
+        run_on_loop(_serve, sys.argv[2] if len(sys.argv) > 2 else None)

@@ -30,11 +30,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Examine the host and print the report."""
-    import anyio
     from rich.console import Console
 
     from rollout.cli.output import print_json
     from sandbox.health.doctor import examine
+    from sandbox.loop import run_on_loop
     from sandbox.types import check_jail
 
     jail = check_jail("--jail", arguments.jail)
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     async def look() -> Report:
         return await examine(arguments.state_dir, jail)
 
-    report = anyio.run(look, backend="asyncio", backend_options={"use_uvloop": True})
+    report = run_on_loop(look)
     if arguments.json:
         print_json(report)
     else:

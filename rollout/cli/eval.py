@@ -41,19 +41,18 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluates, reports, and returns the exit status."""
-    import anyio
-
     from rollout.cli.assembly import read_setup
     from rollout.cli.output import print_json
     from rollout.cli.toolchain import ensure_toolchain
     from rollout.engine.evaluate import format_report
     from rollout.errors import ConfigError
+    from sandbox.loop import run_on_loop
 
     if arguments.samples < 1:
         raise ConfigError("--samples", arguments.samples, "must be at least 1")
     setup = read_setup(arguments, group_size=arguments.samples, temperature=arguments.temperature)
     ensure_toolchain(None)
-    report = anyio.run(_evaluate, arguments, setup, backend_options={"use_uvloop": True})
+    report = run_on_loop(_evaluate, arguments, setup)
     if arguments.json:
         print_json(report)
     else:

@@ -17,6 +17,7 @@ import anyio
 from rollout.cli.output import OutputError, ReaderGoneError, write_descriptor
 from sandbox.commands.process import Process
 from sandbox.host import SandboxConfig, SandboxHost
+from sandbox.loop import run_on_loop
 from sandbox.sandbox import Sandbox
 from sandbox.types import KIB, Command, Outcome, SandboxSpec, Skipped
 
@@ -59,7 +60,7 @@ def run_once(
                     if reading is not None:
                         os.close(reading)
 
-    return anyio.run(run, backend="asyncio", backend_options={"use_uvloop": True})
+    return run_on_loop(run)
 
 
 async def _run(box: Sandbox, command: Command, fds: tuple[int, ...], live: bool) -> Outcome:

@@ -42,18 +42,17 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Runs, reports, and returns the exit status."""
-    import anyio
-
     from rollout.cli.assembly import read_setup
     from rollout.cli.output import print_json
     from rollout.cli.toolchain import ensure_toolchain
+    from sandbox.loop import run_on_loop
 
     if arguments.run_dir is None:
         arguments.run_dir = Path("runs") / time.strftime("%Y%m%d-%H%M%S")
     run_dir: Path = arguments.run_dir
     setup = read_setup(arguments, group_size=arguments.group_size, temperature=arguments.temperature)
     ensure_toolchain(None)
-    summary = anyio.run(_run, setup, run_dir, backend_options={"use_uvloop": True})
+    summary = run_on_loop(_run, setup, run_dir)
     if arguments.json:
         print_json(summary)
     else:

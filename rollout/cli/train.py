@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import anyio
 from rich.console import Console
 
 from rollout.errors import ConfigError, Fault
+from sandbox.loop import run_on_loop
 
 if TYPE_CHECKING:
     from rollout.train.config import TrainConfig
@@ -49,11 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     progress.say(f"run directory: {run_dir}")
     resume = arguments.resume is not None
     try:
-        report = anyio.run(
-            partial(train, config, run_dir, resume=resume, progress=progress),
-            backend="asyncio",
-            backend_options={"use_uvloop": True},
-        )
+        report = run_on_loop(partial(train, config, run_dir, resume=resume, progress=progress))
     except (Fault, KeyboardInterrupt):
         progress.close()
         print(f"the run can be continued: rollout train --resume {run_dir}", file=sys.stderr)

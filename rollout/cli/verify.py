@@ -71,11 +71,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Grades, reports, and returns the exit status."""
-    import anyio
 
     from rollout.cli.output import print_json
     from rollout.cli.toolchain import ensure_toolchain
     from rollout.tasks.load import load_with_report
+    from sandbox.loop import run_on_loop
 
     config = _checked(arguments)
     loaded = load_with_report(arguments.tasks, skip_unsupported=arguments.skip_unsupported)
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     ensure_toolchain(arguments.state_dir)
     started_s = time.monotonic()
     try:
-        verdicts = anyio.run(_grade, submissions, config, arguments.state_dir, backend_options={"use_uvloop": True})
+        verdicts = run_on_loop(_grade, submissions, config, arguments.state_dir)
     except BaseExceptionGroup as group:
         raise _first(group) from group
     wall_s = time.monotonic() - started_s
