@@ -125,7 +125,8 @@ async def test_background_children_hold_the_end_of_the_output_up_for_a_moment_on
         async with box.start(shell("echo first; sleep 61 & yes > /dev/null & echo last"), output="stream") as process:
             seen = await collect(process)
         assert seen["stdout"] == b"first\nlast\n"
-        async with box.start(shell("yes & echo done >&2"), output="stream") as process:
+        begun = "{ echo y; echo y; touch begun; exec yes; } & until [ -e begun ]; do sleep 0.01; done; echo done >&2"
+        async with box.start(shell(begun), output="stream") as process:
             seen = await collect(process)
         assert seen["stderr"] == b"done\n"
         assert b"y\ny\n" in seen["stdout"]
