@@ -15,16 +15,8 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from sandbox.errors import ConfigError
-from sandbox.files.records import (
-    BLOCK_BYTES,
-    END_OF_FILE,
-    MAX_PATH_BYTES,
-    PERMISSIONS,
-    Record,
-    RecordKind,
-    blocks,
-    header,
-)
+from sandbox.files.reading import BLOCK_BYTES, END_OF_FILE
+from sandbox.files.records import MAX_PATH_BYTES, PERMISSIONS, Record, RecordKind, blocks, header
 from sandbox.quantities import format_size
 from sandbox.types import Limits, Skipped, SkippedKind
 

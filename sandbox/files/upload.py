@@ -16,7 +16,8 @@ from typing import BinaryIO
 from sandbox.errors import ConfigError
 from sandbox.files.caps import FullCaps
 from sandbox.files.names import Names
-from sandbox.files.records import BLOCK_BYTES, END_OF_FILE, PERMISSIONS, Record, RecordKind, blocks, header
+from sandbox.files.reading import BLOCK_BYTES, END_OF_FILE
+from sandbox.files.records import PERMISSIONS, Record, RecordKind, blocks, header
 
 HEADER_BYTES = 1 << 20
 """Most that one member's headers may hold; a name of a megabyte is no honest tar's."""

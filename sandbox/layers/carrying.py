@@ -16,13 +16,14 @@ from typing import IO
 from sandbox.errors import ConfigError, LayerError
 from sandbox.files.caps import FullCaps
 from sandbox.files.names import Names
+from sandbox.files.reading import BLOCK_BYTES, END_OF_FILE
 from sandbox.files.records import blocks
 from sandbox.files.upload import HEADER_BYTES, Forward, next_member
 from sandbox.layers.copying import content, owners
 from sandbox.layers.folder import unwritable
 from sandbox.layers.intake import Intake
 from sandbox.layers.nodes import Delta, Node, parent_of
-from sandbox.layers.records import BLOCK_BYTES, END_OF_FILE, MAX_TIME_S, PERMISSIONS, Record, RecordKind, encode
+from sandbox.layers.records import MAX_TIME_S, PERMISSIONS, Record, RecordKind, encode
 from sandbox.layers.store import LayerStore
 from sandbox.layers.types import Layer
 from sandbox.layers.writing import TreeWriter

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sandbox.errors import ConfigError, LayerError
-from sandbox.files.records import BLOCK_BYTES, END_OF_FILE, Record, RecordKind, blocks, header
+from sandbox.files.reading import BLOCK_BYTES, END_OF_FILE
+from sandbox.files.records import Record, RecordKind, blocks, header
 from sandbox.layers.nodes import Node, View
 from sandbox.layers.store import LayerStore
 from sandbox.layers.types import Layer

@@ -1,6 +1,6 @@
 """The stream in which a workspace is sealed; the Python mirror of native/layers.h.
 
-Owns: the bytes that are not complete yet. Invariant: `take` gives only well-formed, plausible records, of names that
+Invariant: `take` gives only well-formed, plausible records, of names that
 stay below their root and lie in a directory that came before, and refuses everything else with `ProtocolError`: the
 sender reads a tree of hostile making.
 """
@@ -8,12 +8,12 @@ sender reads a tree of hostile making.
 from __future__ import annotations
 
 import stat
-import struct
 from collections.abc import Generator
 from enum import IntEnum
 from typing import NamedTuple
 
 from sandbox.errors import ProtocolError
+from sandbox.files.reading import HEADER, StepReader
 from sandbox.layers.nodes import parent_of
 from sandbox.layers.types import SpecialKind
 from sandbox.protocol.wire import MAX_ERRNO
@@ -26,12 +26,8 @@ MAX_NAME_BYTES = 255
 MAX_TARGET_BYTES = 4095
 MAX_LEVELS = 256
 """Trees are removed level by level, each with a frame of its own."""
-BLOCK_BYTES = 65536
 MAX_TIME_S = 1 << 33
 _BILLION = 1_000_000_000
-
-HEADER = struct.Struct("<IHHIIQq")
-LENGTH = struct.Struct("<I")
 
 
 class RecordKind(IntEnum):
@@ -59,36 +55,13 @@ class Record(NamedTuple):
     error: int = 0
 
 
-Event = Record | bytes | None
-"""A record, a piece of the last file's content, or that file's end."""
-
-
-class RecordReader:
+class RecordReader(StepReader[Record]):
     """Takes bytes as they come and gives what is complete; holds less than one block and one record of them."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._events: list[Event] = []
         self._directories: set[bytes] = set()
         self._names: set[bytes] = set()
-        self._steps = self._read()
-        self._wanted = next(self._steps)
-
-    def take(self, data: bytes) -> list[Event]:
-        """What is complete now.
-
-        Raises:
-            ProtocolError: the bytes break the format.
-        """
-        self._buffer += data
-        at = 0
-        while self._wanted <= len(self._buffer) - at:
-            part = bytes(self._buffer[at : at + self._wanted])
-            at += self._wanted
-            self._wanted = self._steps.send(part)
-        del self._buffer[:at]
-        events, self._events = self._events, []
-        return events
+        super().__init__()
 
     def _read(self) -> Generator[int, bytes, None]:
         while True:
@@ -127,15 +100,6 @@ class RecordReader:
         if record.kind is RecordKind.DIRECTORY:
             self._directories.add(path)
 
-    def _read_content(self, left: int) -> Generator[int, bytes, None]:
-        while length := LENGTH.unpack((yield LENGTH.size))[0]:
-            if length > BLOCK_BYTES or length > left:
-                raise ProtocolError(f"a block of {length} bytes where {left} may follow")
-            left -= length
-            block = yield length
-            self._events.append(block)
-        self._events.append(None)
-
 
 def _check_facts(record: Record, nanoseconds: int, mtime_s: int) -> Record:
     opaque = bool(record.mode & OPAQUE) and record.kind is RecordKind.DIRECTORY
@@ -162,8 +126,6 @@ def encode(record: Record) -> bytes:
     head = HEADER.pack(MAGIC, record.kind, mode, len(record.path), nanoseconds, size, seconds)
     return head + record.path + record.target
 
-
-END_OF_FILE = LENGTH.pack(0)
 
 SPECIAL_KINDS: dict[int, SpecialKind] = {
     stat.S_IFIFO >> 12: "fifo",

@@ -12,8 +12,8 @@ import os
 import stat
 from pathlib import Path
 
+from sandbox.files.reading import BLOCK_BYTES
 from sandbox.layers.nodes import Delta, Node, parent_of
-from sandbox.layers.records import BLOCK_BYTES
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -11,7 +11,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -205,37 +204,9 @@ int archive_unpack(int source, int report, const char *path)
 
 /* ------------------------------------------------------------------ out */
 
-struct pending { /* a directory that was told of and is still to be read */
-    struct pending *next;
-    char path[];
-};
-
 static struct {
-    int target;
     uint64_t bytes_left, entries_left;
-    struct pending *todo;
-    size_t used;
-    unsigned char bytes[ARCHIVE_BLOCK];
 } out;
-
-static int flush(void)
-{
-    size_t used = out.used;
-
-    out.used = 0;
-    return archive_write(out.target, out.bytes, used);
-}
-
-static int put(const void *data, size_t length)
-{
-    if (length > sizeof out.bytes - out.used && flush() < 0)
-        return -1;
-    if (length > sizeof out.bytes)
-        return archive_write(out.target, data, length);
-    memcpy(out.bytes + out.used, data, length);
-    out.used += length;
-    return 0;
-}
 
 static int put_record(uint16_t kind, const char *path, const struct stat *info, uint16_t mode, int error)
 {
@@ -249,14 +220,14 @@ static int put_record(uint16_t kind, const char *path, const struct stat *info, 
         record.mtime_s = info->st_mtime;
         record.size = kind == ARCHIVE_FILE ? (uint64_t)info->st_size : 0;
     }
-    return put(&record, sizeof record) < 0 ? -1 : put(path, record.path_length);
+    return archive_put(&record, sizeof record) < 0 ? -1 : archive_put(path, record.path_length);
 }
 
 /* Ends the transfer with the path that was too much. */
 static int fail(const char *path, int error)
 {
     if (put_record(ARCHIVE_FAILED, path, NULL, 0, error) == 0)
-        flush();
+        archive_flush();
     return errno = error, -1;
 }
 
@@ -279,26 +250,6 @@ static int skip(const char *path, const struct stat *info, int error)
     return put_record(ARCHIVE_SKIPPED, path, NULL, info ? (uint16_t)(info->st_mode >> 12) : 0, error);
 }
 
-/* At most as much as the file claimed; it may have become shorter, and its blocks say how long it is. */
-static int put_content(int fd, uint64_t left)
-{
-    uint32_t length = 0;
-
-    while (left > 0) {
-        ssize_t got = read(fd, block, left < sizeof block ? (size_t)left : sizeof block);
-        if (got < 0)
-            return -1;
-        if (got == 0)
-            break;
-        length = (uint32_t)got;
-        if (put(&length, sizeof length) < 0 || put(block, length) < 0)
-            return -1;
-        left -= length;
-    }
-    length = 0;
-    return put(&length, sizeof length);
-}
-
 static int pack_file(int directory, const char *name, const char *path)
 {
     int fd = archive_open(directory, name, O_RDONLY | O_NONBLOCK | O_NOCTTY), result;
@@ -311,7 +262,7 @@ static int pack_file(int directory, const char *name, const char *path)
     else if (charge((uint64_t)info.st_size) < 0)
         result = fail(path, EFBIG);
     else if ((result = put_record(ARCHIVE_FILE, path, &info, info.st_mode & PERMISSIONS, 0)) == 0)
-        result = put_content(fd, (uint64_t)info.st_size);
+        result = archive_put_content(fd, (uint64_t)info.st_size);
     int error = errno;
     close(fd);
     return errno = error, result;
@@ -319,13 +270,8 @@ static int pack_file(int directory, const char *name, const char *path)
 
 static int pack_directory(const char *path, const struct stat *info)
 {
-    struct pending *next = malloc(sizeof *next + strlen(path) + 1);
-
-    if (next == NULL)
+    if (archive_remember(path) < 0)
         return -1;
-    next->next = out.todo;
-    strcpy(next->path, path);
-    out.todo = next;
     if (charge(0) < 0)
         return fail(path, EFBIG);
     return put_record(ARCHIVE_DIRECTORY, path, info, info->st_mode & PERMISSIONS, 0);
@@ -367,16 +313,8 @@ static int pack_below(int base, const char *path)
 static int pack_all(int base)
 {
     struct archive_record end = {.magic = ARCHIVE_MAGIC, .kind = ARCHIVE_END};
-    int result = pack_below(base, "");
 
-    while (out.todo != NULL) {
-        struct pending *next = out.todo;
-        out.todo = next->next;
-        if (result == 0)
-            result = pack_below(base, next->path);
-        free(next);
-    }
-    return result < 0 || put(&end, sizeof end) < 0 ? -1 : flush();
+    return archive_walk(base, pack_below) < 0 || archive_put(&end, sizeof end) < 0 ? -1 : archive_flush();
 }
 
 int archive_pack(int target, const char *path, uint64_t max_bytes, uint64_t max_entries)
@@ -385,10 +323,9 @@ int archive_pack(int target, const char *path, uint64_t max_bytes, uint64_t max_
 
     if (base < 0)
         return -1;
-    out.target = target;
+    archive_begin(target);
     out.bytes_left = max_bytes;
     out.entries_left = max_entries;
-    out.used = 0;
     int result = pack_all(base), error = errno;
     close(base);
     return errno = error, result;

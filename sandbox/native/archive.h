@@ -50,4 +50,12 @@ int archive_make(int directory, const char *path);            /* opens it, makin
 int archive_enter(int parent, const char *name); /* a directory to fill: made, or opened to its owner */
 int archive_base(const char *path, int make);                 /* the same for an absolute path */
 
+/* archive_out.c: what leaves a tree */
+void archive_begin(int target);
+int archive_put(const void *data, size_t length);
+int archive_flush(void);
+int archive_put_content(int fd, uint64_t left); /* at most as much as the file claimed, in blocks */
+int archive_remember(const char *path);         /* a directory to be read later */
+int archive_walk(int base, int (*read_directory)(int base, const char *path)); /* "", then what was remembered */
+
 #endif

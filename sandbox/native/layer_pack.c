@@ -17,7 +17,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
@@ -28,38 +27,10 @@
 #define OPAQUE "user.overlay.opaque"
 #define PATHS_BYTES (64u << 20) /* of all paths together: they are held by the engine */
 
-struct pending { /* a directory that was told of and is still to be read */
-    struct pending *next;
-    char path[];
-};
-
 static struct {
-    int target, layered;
+    int layered;
     uint64_t bytes_left, entries_left, paths_left;
-    struct pending *todo;
-    size_t used;
-    unsigned char bytes[LAYER_BLOCK];
 } out;
-static unsigned char block[LAYER_BLOCK];
-
-static int flush(void)
-{
-    size_t used = out.used;
-
-    out.used = 0;
-    return archive_write(out.target, out.bytes, used);
-}
-
-static int put(const void *data, size_t length)
-{
-    if (length > sizeof out.bytes - out.used && flush() < 0)
-        return -1;
-    if (length > sizeof out.bytes)
-        return archive_write(out.target, data, length);
-    memcpy(out.bytes + out.used, data, length);
-    out.used += length;
-    return 0;
-}
 
 static int put_record(uint16_t kind, const char *path, const struct stat *info, unsigned mode, uint64_t size)
 {
@@ -73,7 +44,7 @@ static int put_record(uint16_t kind, const char *path, const struct stat *info, 
         record.nanoseconds = (uint32_t)info->st_mtim.tv_nsec;
         record.mtime_s = info->st_mtim.tv_sec;
     }
-    return put(&record, sizeof record) < 0 ? -1 : put(path, record.path_length);
+    return archive_put(&record, sizeof record) < 0 ? -1 : archive_put(path, record.path_length);
 }
 
 /* Ends the stream with the path that was too much, or could not be read. */
@@ -84,8 +55,8 @@ static int fail(const char *path, int error)
                                   .path_length = (uint32_t)strlen(path),
                                   .nanoseconds = (uint32_t)error};
 
-    if (put(&record, sizeof record) == 0 && put(path, record.path_length) == 0)
-        flush();
+    if (archive_put(&record, sizeof record) == 0 && archive_put(path, record.path_length) == 0)
+        archive_flush();
     return errno = error, -1;
 }
 
@@ -95,25 +66,6 @@ static int charge(uint64_t size)
         return -1;
     out.bytes_left -= size;
     return 0;
-}
-
-static int put_content(int fd, uint64_t left)
-{
-    uint32_t length = 0;
-
-    while (left > 0) {
-        ssize_t got = read(fd, block, left < sizeof block ? (size_t)left : sizeof block);
-        if (got < 0)
-            return -1;
-        if (got == 0)
-            break;
-        length = (uint32_t)got;
-        if (put(&length, sizeof length) < 0 || put(block, length) < 0)
-            return -1;
-        left -= length;
-    }
-    length = 0;
-    return put(&length, sizeof length);
 }
 
 static int pack_file(int directory, const char *name, const char *path)
@@ -128,7 +80,7 @@ static int pack_file(int directory, const char *name, const char *path)
     else if (charge((uint64_t)info.st_size) < 0)
         result = fail(path, EFBIG);
     else if ((result = put_record(LAYER_FILE, path, &info, info.st_mode & PERMISSIONS, (uint64_t)info.st_size)) == 0)
-        result = put_content(fd, (uint64_t)info.st_size);
+        result = archive_put_content(fd, (uint64_t)info.st_size);
     int error = errno;
     close(fd);
     return errno = error, result;
@@ -148,7 +100,7 @@ static int pack_link(int directory, const char *name, const char *path, const st
     out.paths_left -= (uint64_t)length;
     if (put_record(LAYER_LINK, path, info, 0, (uint64_t)length) < 0)
         return -1;
-    return put(target, (size_t)length);
+    return archive_put(target, (size_t)length);
 }
 
 /* Only the overlay itself can have set that in its upper directory: inside, the name is another. */
@@ -172,18 +124,6 @@ static int tell_directory(int fd, const char *path)
     return put_record(LAYER_DIRECTORY, path, &info, mode, 0);
 }
 
-static int remember(const char *path)
-{
-    struct pending *next = malloc(sizeof *next + strlen(path) + 1);
-
-    if (next == NULL)
-        return fail(path, ENOMEM);
-    next->next = out.todo;
-    strcpy(next->path, path);
-    out.todo = next;
-    return 0;
-}
-
 static int pack_directory(int directory, const char *name, const char *path)
 {
     int fd = archive_open(directory, name, O_PATH | O_DIRECTORY);
@@ -192,7 +132,9 @@ static int pack_directory(int directory, const char *name, const char *path)
         return errno == ENOENT ? 0 : fail(path, errno);
     int result = tell_directory(fd, path);
     close(fd);
-    return result < 0 ? -1 : remember(path);
+    if (result < 0)
+        return -1;
+    return archive_remember(path) < 0 ? fail(path, ENOMEM) : 0;
 }
 
 static int pack_entry(int directory, const char *above, const char *name)
@@ -241,18 +183,9 @@ static int pack_below(int base, const char *path)
 
 static int pack_all(int base)
 {
-    int result = tell_directory(base, "");
-
-    if (result == 0)
-        result = pack_below(base, "");
-    while (out.todo != NULL) {
-        struct pending *next = out.todo;
-        out.todo = next->next;
-        if (result == 0)
-            result = pack_below(base, next->path);
-        free(next);
-    }
-    return result < 0 || put_record(LAYER_END, "", NULL, 0, 0) < 0 ? -1 : flush();
+    if (tell_directory(base, "") < 0 || archive_walk(base, pack_below) < 0)
+        return -1;
+    return put_record(LAYER_END, "", NULL, 0, 0) < 0 ? -1 : archive_flush();
 }
 
 /* The workspace without bases: the jail's root is read-only, so that name is no one else's. */
@@ -275,7 +208,7 @@ _Noreturn static void packer(const struct wire_frame *request, int pidfd, int up
     while (wire_next(&wanted, &entry) == 1)
         if (entry.tag == TAG_CAPS && entry.length == sizeof caps)
             memcpy(&caps, entry.data, sizeof caps);
-    out.target = request->fds[0];
+    archive_begin(request->fds[0]);
     out.layered = upper >= 0;
     out.bytes_left = caps.num_bytes;
     out.entries_left = caps.num_entries;

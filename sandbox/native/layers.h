@@ -1,7 +1,7 @@
 /* Layers: sealed workspaces as read-only bases of others, and the stream in which a workspace is sealed.
  *
  * A record is this header and its path (no NUL; "" for the workspace itself). A FILE is followed by
- * blocks: a 32-bit length of at most LAYER_BLOCK and as many bytes; a length of 0 ends the file. A LINK
+ * blocks: a 32-bit length of at most ARCHIVE_BLOCK and as many bytes; a length of 0 ends the file. A LINK
  * is followed by `size` bytes of target. Mirrored by sandbox/layers/records.py. */
 #ifndef ROLLOUT_LAYERS_H
 #define ROLLOUT_LAYERS_H
@@ -10,7 +10,6 @@
 
 #define LAYER_MAGIC 0x594c4c52u /* "RLLY" */
 #define LAYER_MAX_PATH 4000u
-#define LAYER_BLOCK 65536u
 #define LAYER_OPAQUE 0x8000u /* in mode, of a directory: nothing of the bases is seen in it */
 #define MAX_LAYERS 64
 

@@ -11,7 +11,8 @@ import pytest
 
 from sandbox.errors import TransferError
 from sandbox.files.download import TarBuilder
-from sandbox.files.records import END_OF_FILE, Record, RecordKind, blocks, header
+from sandbox.files.reading import END_OF_FILE
+from sandbox.files.records import Record, RecordKind, blocks, header
 from tests.sandbox.protocol.fuzzing import scaled, seed
 
 pytestmark = pytest.mark.timeout(3600 if scaled(1) > 1 else 120)

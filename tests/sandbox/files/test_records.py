@@ -14,15 +14,8 @@ from hypothesis import strategies as st
 
 from sandbox.errors import TransferError
 from sandbox.files.download import TarBuilder
-from sandbox.files.records import (
-    BLOCK_BYTES,
-    END_OF_FILE,
-    MAX_PATH_BYTES,
-    Record,
-    RecordKind,
-    blocks,
-    header,
-)
+from sandbox.files.reading import BLOCK_BYTES, END_OF_FILE
+from sandbox.files.records import MAX_PATH_BYTES, Record, RecordKind, blocks, header
 from sandbox.types import MIB, TarDownload
 
 END = header(Record(RecordKind.END, ""))

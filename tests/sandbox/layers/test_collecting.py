@@ -20,6 +20,7 @@ from sandbox.host import SandboxConfig, SandboxHost
 from sandbox.layers.folder import FOLDER, idents_in, remove_tree
 from sandbox.layers.types import Layer
 from sandbox.types import SandboxSpec
+from tests.sandbox.layers.sealing_engine import ENGINE
 
 pytestmark = pytest.mark.anyio
 
@@ -85,22 +86,6 @@ async def test_a_base_stays_as_long_as_what_lies_over_it(own_dir: Path) -> None:
             assert len(await box.read_file("base", KEPT_BYTES)) == KEPT_BYTES
     collect(own_dir, max_layer_bytes=0)
     assert idents_in(root) == []
-
-
-ENGINE = """
-import sys, anyio
-from sandbox.host import SandboxConfig, SandboxHost
-from sandbox.types import SandboxSpec
-async def main():
-    async with SandboxHost.start(SandboxConfig(state_dir=sys.argv[1])) as host:
-        async with host.acquire(SandboxSpec()) as box:
-            await box.write_file("f", b"1")
-            layer = await box.seal()
-            host.layers.store.create()
-            print(layer.ident, flush=True)
-            await anyio.sleep(60)
-anyio.run(main)
-"""
 
 
 async def test_what_a_killed_engine_left_is_counted_and_removed_and_a_living_ones_is_not(own_dir: Path) -> None:

@@ -16,6 +16,7 @@ from sandbox.layers.folder import idents_in
 from sandbox.layers.types import Layer
 from sandbox.sandbox import Sandbox
 from sandbox.types import MIB, Command, JailName, Limits, SandboxSpec
+from tests.sandbox.layers.sealing_engine import ENGINE
 from tests.sandbox.layers.walks import python, shell, walk
 
 pytestmark = pytest.mark.anyio
@@ -223,22 +224,6 @@ async def _seal_for_ever(box: Sandbox) -> None:
 async def _end_soon(host: SandboxHost) -> None:
     await anyio.sleep(0.02)
     os.kill(host._warden.pid, signal.SIGKILL)
-
-
-ENGINE = """
-import sys, anyio
-from sandbox.host import SandboxConfig, SandboxHost
-from sandbox.types import Command, SandboxSpec
-async def main():
-    async with SandboxHost.start(SandboxConfig(state_dir=sys.argv[1])) as host:
-        async with host.acquire(SandboxSpec()) as box:
-            await box.write_file("f", b"1")
-            layer = await box.seal()
-            host.layers.store.create()
-            print(layer.ident, flush=True)
-            await anyio.sleep(60)
-anyio.run(main)
-"""
 
 
 async def test_what_a_killed_engine_sealed_goes_when_the_next_one_seals(state_dir: Path) -> None:

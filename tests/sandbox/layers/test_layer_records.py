@@ -8,9 +8,10 @@ import pytest
 
 from sandbox.errors import LayerError, ProtocolError
 from sandbox.files.caps import FullCaps
+from sandbox.files.reading import END_OF_FILE, LENGTH
 from sandbox.files.records import blocks
 from sandbox.layers.intake import Intake
-from sandbox.layers.records import END_OF_FILE, LENGTH, Record, RecordKind, RecordReader, encode
+from sandbox.layers.records import Record, RecordKind, RecordReader, encode
 
 CAPS = FullCaps(1000, 20)
 ROOT = encode(Record(RecordKind.DIRECTORY, b"", 0o755))

@@ -18,11 +18,12 @@ from tests.sandbox.protocol.mutation import mutated
 from tests.sandbox.sanitizers import SOURCES, compile_sanitized, require_sanitizers
 
 NUM_FRAMES = 100_000
+COMMAND_PARTS = ("wire", "transfer", "archive", "archive_io", "archive_out", "session")
 PARTS = {
     "test_wire": ("wire",),
-    "test_command": ("wire", "transfer", "archive", "archive_io", "session"),
+    "test_command": COMMAND_PARTS,
     "test_files": ("wire", "files", "transfer"),
-    "test_archive": ("archive", "archive_io"),
+    "test_archive": ("archive", "archive_io", "archive_out"),
     "test_jail": ("wire", "files", "jail"),
     "test_sweep": ("wire",),
 }
@@ -111,7 +112,7 @@ def accepted(frame: bytes) -> bool:
 def test_both_sides_accept_the_same_frames_of_a_hundred_thousand(tmp_path: Path) -> None:
     print(f"seed {seed()}: {NUM_FRAMES} frames for both decoders")
     frames = list(mutated(random.Random(seed()), FRAMES, NUM_FRAMES, [int(kind) for kind in Kind]))
-    program = compiled("decode_frames", ("wire", "transfer", "archive", "archive_io", "session"), tmp_path)
+    program = compiled("decode_frames", COMMAND_PARTS, tmp_path)
     stream = b"".join(struct.pack("<I", len(frame)) + frame for frame in frames)
     done = subprocess.run([program], input=stream, capture_output=True, timeout=100)
     assert done.returncode == 0, f"seed {seed()}: {done.stderr.decode(errors='replace')}"
