@@ -1,8 +1,7 @@
 """The stream in which a workspace is sealed; the Python mirror of native/layers.h.
 
-Invariant: `take` gives only well-formed, plausible records, of names that
-stay below their root and lie in a directory that came before, and refuses everything else with `ProtocolError`: the
-sender reads a tree of hostile making.
+Invariant: `take` gives only well-formed, plausible records, of names that stay below their root and lie in a directory
+that came before, and refuses everything else with `ProtocolError`: the sender reads a tree of hostile making.
 """
 
 from __future__ import annotations
